@@ -1,0 +1,585 @@
+"""Positions, masks, layout and the eager back end of the DSX encoder's attention.
+
+- `PositionScheme` and its six kinds: what a scheme adds to the embeddings, how it rotates queries and keys, what bias
+  it gives to the scores. The layout does not know which one it serves.
+- `read_attention_mask`: every accepted form of `attention_mask`, read once into booleans.
+- `RectangularLayout`: where each token of a padded batch stands. It is the only thing in the encoder that knows about
+  padding, windows and packed rows; embeddings, norms and feed-forward work on any leading axes.
+- `eager_attention_forward`: softmax(Q K^T / sqrt(D)) V, step by step, when the weights are wanted.
+
+Shapes: B batch, L sequence, E hidden_size, H heads, K key-value heads, D = E/H head size.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from .configuration_dsx_encoder import DsxEncoderConfig
+
+# An additive mask hides a key with a large negative number; -10000 is the smallest size in use (the first BERT).
+HIDDEN_SCORE = -1.0e4
+
+
+def is_traced() -> bool:
+    """Whether shapes and values are being recorded, so that no branch may depend on the values of a tensor."""
+    return torch.jit.is_tracing() or torch.compiler.is_compiling()
+
+
+# ------------------------------------------------------------------------------------------------ position schemes
+
+
+def sinusoidal_table(num_positions: int, hidden_size: int) -> torch.Tensor:
+    """PE[p, 2i] = sin(p / 10000^(2i/E)), PE[p, 2i+1] = cos(same), in fp32; section 3.5 of arXiv:1706.03762.
+
+    Returns:
+        `(num_positions, hidden_size)`; an odd E ends with a sine.
+    """
+    position = torch.arange(num_positions, dtype=torch.float64, device="cpu")[:, None]
+    even = torch.arange(0, hidden_size, 2, dtype=torch.float64, device="cpu")
+    angle = position / 10000.0 ** (even / hidden_size)  # (num_positions, ceil(E / 2))
+    table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)  # (num_positions, E or E + 1)
+    return table[:, :hidden_size].float()
+
+
+def alibi_slopes(num_heads: int) -> torch.Tensor:
+    """The geometric slopes 2^(-8h/H), h = 1..H, of arXiv:2108.12409; for other H than powers of two, its filling rule.
+
+    Returns:
+        `(num_heads,)` in fp32.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
+    slopes += [2.0 ** (-4.0 * h / power) for h in range(1, 2 * (num_heads - power), 2)]
+    return torch.tensor(slopes, dtype=torch.float32, device="cpu")
+
+
+def relative_position_bucket(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
+    """T5's bidirectional buckets (arXiv:1910.10683): exact when near, logarithmic when far, one half per direction.
+
+    Args:
+        distance: Key position minus query position, integers of any shape.
+        num_buckets: Even.
+        max_distance: From here on all share the last bucket.
+
+    Returns:
+        Integers in [0, num_buckets) of the same shape.
+    """
+    half = num_buckets // 2
+    exact = half // 2
+    away = distance.abs()
+    # clamp: log(0) is never taken, and the exact branch covers those entries anyway.
+    ratio = torch.log(away.clamp(min=exact).float() / exact) / math.log(max_distance / exact)
+    far = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
+    return torch.where(away < exact, away, far) + (distance > 0) * half
+
+
+class PositionScheme(nn.Module):
+    """Gives tokens no position; the others override what they need of its three methods.
+
+    Tables are fp32 buffers that are not saved. `_apply` keeps them fp32 when the model is cast, since a bfloat16
+    `inv_freq` turns a long text's rotations into noise; `tables` gives their exact values, from which they are filled
+    again after a model was built on the meta device. A scheme owns parameters or buffers, never both: transformers
+    would take a module with both for loaded and leave the buffers unfilled.
+    """
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__()
+        self.config = config
+        for name, table in self.tables().items():
+            self.register_buffer(name, table, persistent=False)
+
+    def tables(self) -> dict[str, torch.Tensor]:
+        """Name and exact value of every buffer."""
+        return {}
+
+    def _apply(self, fn, recurse=True):
+        def keep_fp32(tensor):
+            moved = fn(tensor)
+            if not any(tensor is table for table in self._buffers.values()):
+                return moved
+            return moved.float() if tensor.is_meta else tensor.to(moved.device)
+
+        return super()._apply(keep_fp32, recurse)
+
+    def add_to_embeddings(self, embeddings: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings `(..., E)` plus what position `(...)` adds to them."""
+        return embeddings
+
+    def rotation(self, like: torch.Tensor, position_ids: torch.Tensor, layer_type: str):
+        """Cosines and sines `(..., 1, rotary size)` for `rotate`, or None."""
+        return None
+
+    def score_bias(self, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor | None:
+        """What is added to the scores of queries `(B, Lq)` against keys `(B, Lk)`: `(B, H, Lq, Lk)`, or None."""
+        return None
+
+    @property
+    def num_table_rows(self) -> int | None:
+        """How many positions the scheme can tell apart; None: any number."""
+        return None
+
+
+class TablePositions(PositionScheme):
+    """One row per position, added to the embedding; `position_offset` rows are left out in front."""
+
+    @property
+    def num_table_rows(self) -> int:
+        return self.config.max_position_embeddings
+
+    def add_to_embeddings(self, embeddings, position_ids):
+        rows = nn.functional.embedding(position_ids + self.config.position_offset, self.table_weight)
+        return embeddings + rows.to(embeddings.dtype)
+
+
+class SinusoidalPositions(TablePositions):
+    """Fixed sines and cosines, https://arxiv.org/abs/1706.03762."""
+
+    def tables(self):
+        num_rows = self.config.max_position_embeddings + self.config.position_offset
+        return {"table": sinusoidal_table(num_rows, self.config.hidden_size)}
+
+    @property
+    def table_weight(self):
+        return self.table
+
+
+class LearnedPositions(TablePositions):
+    """A trained row per position, as in BERT."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__(config)
+        self.table = nn.Embedding(config.max_position_embeddings + config.position_offset, config.hidden_size)
+
+    @property
+    def table_weight(self):
+        return self.table.weight
+
+
+class DsxEncoderRotaryEmbedding(PositionScheme):
+    """Cosines and sines of RoPE for every `rope_type` of transformers, one set or one set per layer type.
+
+    The frequencies are a function of the configuration and, for "dynamic" and "longrope", of the longest position in
+    the batch: a long batch leaves nothing behind that would change the next short one.
+    """
+
+    def __init__(self, config: DsxEncoderConfig):
+        # Names of the buffers follow transformers: `inv_freq`, or `full_attention_inv_freq` and so on.
+        nested = config.nested_rope_parameter_keys(config.rope_parameters)
+        self.prefixes = {layer_type: f"{layer_type}_" for layer_type in sorted(nested)} or {None: ""}
+        super().__init__(config)
+        self.scalings = {layer_type: self.frequencies(layer_type)[1] for layer_type in self.prefixes}
+
+    def tables(self):
+        return {f"{prefix}inv_freq": self.frequencies(layer_type)[0] for layer_type, prefix in self.prefixes.items()}
+
+    def parameters_of(self, layer_type: str | None) -> dict:
+        """The RoPE parameters that hold for `layer_type`."""
+        return self.config.rope_parameters[layer_type] if layer_type else self.config.rope_parameters
+
+    def frequencies(self, layer_type: str | None, seq_len: int | None = None) -> tuple[torch.Tensor, float]:
+        """Inverse frequencies `(rotary size / 2,)` in fp32, and the factor on cosines and sines."""
+        rope_type = self.parameters_of(layer_type)["rope_type"]
+        init = self.compute_default_rope_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
+        inv_freq, scaling = init(self.config, torch.device("cpu"), seq_len=seq_len, layer_type=layer_type)
+        return inv_freq.float(), scaling
+
+    @staticmethod
+    def compute_default_rope_parameters(config, device=None, seq_len=None, layer_type=None):
+        """theta_i = base^(-2i/d), section 3.2.2 of arXiv:2104.09864; d may be a part of the head size."""
+        parameters = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
+        size = int(config.hidden_size // config.num_attention_heads * parameters.get("partial_rotary_factor", 1.0))
+        even = torch.arange(0, size, 2, dtype=torch.float32, device=device)
+        return 1.0 / parameters["rope_theta"] ** (even / size), 1.0
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None):
+        """Cosines and sines `(..., rotary size)` of positions `(...)`, in the dtype of `x`; computed in fp32."""
+        layer_type = layer_type if layer_type in self.prefixes else None
+        inv_freq, scaling = getattr(self, f"{self.prefixes[layer_type]}inv_freq"), self.scalings[layer_type]
+        if self.parameters_of(layer_type)["rope_type"] in ("dynamic", "longrope") and not is_traced():
+            inv_freq, scaling = self.frequencies(layer_type, seq_len=int(position_ids.max()) + 1)
+        angle = position_ids[..., None].float() * inv_freq.to(position_ids.device)  # (..., rotary size / 2)
+        angle = torch.cat((angle, angle), dim=-1)
+        return (angle.cos() * scaling).to(x.dtype), (angle.sin() * scaling).to(x.dtype)
+
+
+class RotaryPositions(PositionScheme):
+    """RoPE, https://arxiv.org/abs/2104.09864: q and k are turned by an angle that grows with the position."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__(config)
+        self.rotary_emb = DsxEncoderRotaryEmbedding(config)
+
+    def rotation(self, like, position_ids, layer_type):
+        cos, sin = self.rotary_emb(like, position_ids, layer_type)
+        return cos.unsqueeze(-2), sin.unsqueeze(-2)  # (..., 1, rotary size): the same for every head
+
+
+class RelativeBiasPositions(PositionScheme):
+    """T5's learned bias per bucket of distance and head, shared by all layers; https://arxiv.org/abs/1910.10683."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__(config)
+        self.relative_attention_bias = nn.Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
+
+    def score_bias(self, query_positions, key_positions):
+        distance = key_positions[:, None, :] - query_positions[:, :, None]  # (B, Lq, Lk)
+        buckets = relative_position_bucket(
+            distance, self.config.relative_attention_num_buckets, self.config.relative_attention_max_distance
+        )
+        return self.relative_attention_bias(buckets).permute(0, 3, 1, 2)  # (B, H, Lq, Lk)
+
+
+class AlibiPositions(PositionScheme):
+    """-slope * |i - j|, the form for encoders of ALiBi, https://arxiv.org/abs/2108.12409."""
+
+    def tables(self):
+        return {"slopes": alibi_slopes(self.config.num_attention_heads)}
+
+    def score_bias(self, query_positions, key_positions):
+        distance = (key_positions[:, None, :] - query_positions[:, :, None]).abs()  # (B, Lq, Lk)
+        return -self.slopes[:, None, None] * distance[:, None]  # (B, H, Lq, Lk)
+
+
+POSITION_SCHEMES = {
+    "sinusoidal": SinusoidalPositions,
+    "learned": LearnedPositions,
+    "rope": RotaryPositions,
+    "relative_bias": RelativeBiasPositions,
+    "alibi": AlibiPositions,
+    "none": PositionScheme,
+}
+
+
+def rotate(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Turn the first `rotary size` features of every head by their angles: x cos + (-x2, x1) sin.
+
+    Args:
+        x: Queries or keys `(..., heads, D)`.
+        rotation: What `PositionScheme.rotation` gave for the same leading axes.
+    """
+    cos, sin = rotation
+    turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+
+# ------------------------------------------------------------------------------------------------ masks
+
+
+@dataclass
+class ReadMask:
+    """An attention mask of any accepted form, as booleans.
+
+    `tokens` `(B, L)` says which tokens are real, None: all. `pairs` `(B, 1|H, L, L)` says which query may see which
+    key, None where `tokens` says it all. `scores` is the additive form as given.
+    """
+
+    tokens: torch.Tensor | None = None
+    pairs: torch.Tensor | None = None
+    scores: torch.Tensor | None = None
+
+
+def read_attention_mask(mask: torch.Tensor | None, batch_size: int, length: int, num_heads: int) -> ReadMask:
+    """Read a `(B, L)`, `(B, L, L)` or `(B, 1|H, L, L)` mask.
+
+    Two axes: any dtype, 0 is padding. Three axes: boolean or 0-1 integers, row i says which keys query i may see.
+    Four axes: the same, or floats that are added to the scores. A token that no query may see is padding.
+
+    Raises:
+        TypeError: Not a tensor, or floats in the three-axis form, which would be ambiguous.
+        ValueError: A shape that does not fit the batch.
+    """
+    if mask is None:
+        return ReadMask()
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f"attention_mask must be a torch.Tensor or None, got {type(mask).__name__}.")
+    expected = {2: (batch_size, length), 3: (batch_size, length, length), 4: (batch_size, num_heads, length, length)}
+    fits = mask.ndim in expected and all(
+        size == wanted or (size == 1 and mask.ndim > 2 and axis < mask.ndim - 2)
+        for axis, (size, wanted) in enumerate(zip(mask.shape, expected[mask.ndim], strict=True))
+    )
+    if not fits:
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}, but the inputs have batch {batch_size} and length "
+            f"{length}: give ({batch_size}, {length}), ({batch_size}, {length}, {length}) or "
+            f"({batch_size}, 1 or {num_heads}, {length}, {length})."
+        )
+    if mask.ndim == 2:
+        tokens = mask != 0
+        return ReadMask(tokens=None if not is_traced() and bool(tokens.all()) else tokens)
+    if mask.ndim == 3 and mask.is_floating_point():
+        raise TypeError(
+            f"attention_mask with three axes must be boolean or 0-1 integers, got {mask.dtype}: pass mask.bool(), or "
+            "an additive mask with four axes, mask[:, None]."
+        )
+    mask = mask.unsqueeze(1) if mask.ndim == 3 else mask  # (B, 1|H, L, L)
+    scores = mask if mask.is_floating_point() else None
+    pairs = (mask != 0) if scores is None else mask > HIDDEN_SCORE
+    tokens = pairs.flatten(1, 2).any(dim=1).expand(batch_size, length)  # (B, L): seen by at least one query
+    return ReadMask(tokens=None if not is_traced() and bool(tokens.all()) else tokens, pairs=pairs, scores=scores)
+
+
+def sequence_starts(
+    position_ids: torch.Tensor | None, cu_seq_lens: torch.Tensor | None, batch_size: int, length: int
+) -> torch.Tensor | None:
+    """Where the sequences of packed rows begin, `(B, L)`; None when every row is one sequence.
+
+    Rows are packed when positions fall back to 0 inside a row, or when cumulative lengths over the row(s), laid end to
+    end, are given (`DataCollatorWithFlattening`).
+    """
+    if cu_seq_lens is not None:
+        edges = cu_seq_lens.to(torch.long)[:-1]
+        starts = torch.zeros(batch_size * length, dtype=torch.bool, device=edges.device)
+        return starts.index_fill(0, edges[edges < batch_size * length], True).view(batch_size, length)
+    if position_ids is None:
+        return None
+    starts = (position_ids == 0).expand(batch_size, length)
+    if not is_traced() and not bool(starts[:, 1:].any()):
+        return None
+    return starts
+
+
+# ------------------------------------------------------------------------------------------------ layout
+
+
+@dataclass
+class RectangularLayout:
+    """A padded batch `(B, L)`: which tokens are real, where they stand, and who may see whom.
+
+    `ranks` numbers the real tokens of each sequence from 0, so that left padding, right padding and holes give the
+    same positions and the same windows. Tensors with a batch axis of 1 hold for every row.
+    """
+
+    config: DsxEncoderConfig
+    mask: ReadMask
+    ranks: torch.Tensor  # (B|1, L)
+    position_ids: torch.Tensor  # (B|1, L)
+    sequences: torch.Tensor | None  # (B, L): which of the packed sequences a token belongs to
+    attn_implementation: str
+    rotations: dict = field(default_factory=dict)
+    blind: dict = field(default_factory=dict)
+
+    @classmethod
+    def from_inputs(cls, config, like, attention_mask, position_ids, cu_seq_lens, output_attentions):
+        """Read the arguments of `forward`; `like` is a tensor `(B, L, ...)` on the right device."""
+        batch_size, length = like.shape[:2]
+        mask = read_attention_mask(attention_mask, batch_size, length, config.num_attention_heads)
+        if position_ids is not None:
+            position_ids = position_ids.view(1, -1) if position_ids.ndim == 1 else position_ids
+            if position_ids.shape[0] not in (1, batch_size) or position_ids.shape[1:] != (length,):
+                raise ValueError(
+                    f"position_ids has shape {tuple(position_ids.shape)}, but the inputs have batch {batch_size} and "
+                    f"length {length}: give ({batch_size}, {length}) or (1, {length})."
+                )
+        starts = sequence_starts(position_ids, cu_seq_lens, batch_size, length)
+        ranks = cls._ranks(mask.tokens, starts, length, like.device)
+        return cls(
+            config=config,
+            mask=mask,
+            ranks=ranks,
+            position_ids=ranks if position_ids is None else position_ids,
+            sequences=None if starts is None else starts.cumsum(1),
+            attn_implementation="eager" if output_attentions else config._attn_implementation,
+        )
+
+    @staticmethod
+    def _ranks(tokens, starts, length, device):
+        order = torch.arange(length, device=device)[None]  # (1, L)
+        if tokens is not None:
+            if is_traced() or not bool((tokens[:, 1:] <= tokens[:, :-1]).all()):
+                order = (tokens.cumsum(1) - 1).clamp(min=0)  # (B, L)
+            else:
+                # Right padding, the usual case, keeps one row of positions for the whole batch: cheaper tables.
+                order = order.clamp(max=(tokens.sum(1).max() - 1).clamp(min=0))
+        if starts is not None:
+            order = order.expand(starts.shape)
+            first = torch.where(starts, order, 0).cummax(1).values  # order of the first token of one's own sequence
+            order = order - first
+        return order
+
+    def check_length(self, positions: PositionScheme, given: bool) -> None:
+        """Refuse positions past the end of a table, before they become an index error on some device."""
+        rows, length = positions.num_table_rows, self.ranks.shape[1]
+        if rows is None or (length <= rows and not given):
+            return
+        longest = length if is_traced() else int(self.position_ids.max()) + 1
+        if longest > rows:
+            raise ValueError(
+                f"A sequence has {longest} positions, but position_embedding_type "
+                f"{self.config.position_embedding_type!r} has a table of max_position_embeddings={rows} rows: "
+                f"truncate the text (tokenizer(..., truncation=True, max_length={rows})), raise "
+                "max_position_embeddings before training, or use 'rope', 'relative_bias' or 'alibi', which go on."
+            )
+
+    def prepare(self, positions: PositionScheme, like: torch.Tensor) -> dict[str, torch.Tensor | None]:
+        """What every layer of a type adds to its scores, made once per batch: `(B|1, 1|H, L|1, L)` or None.
+
+        Args:
+            positions: The scheme, asked for its rotation and bias.
+            like: The embeddings `(B, L, E)`, for dtype and device.
+        """
+        device_type = like.device.type
+        autocast = torch.is_autocast_enabled(device_type)
+        dtype = torch.get_autocast_dtype(device_type) if autocast else like.dtype
+        bias = positions.score_bias(self.position_ids, self.position_ids)
+        masks = {}
+        for layer_type in sorted(set(self.config.layer_types)):
+            self.rotations[layer_type] = positions.rotation(like, self.position_ids, layer_type)
+            if self.attn_implementation in ("eager", "sdpa"):
+                masks[layer_type] = self._score_mask(layer_type, bias, dtype, like.device)
+            else:
+                masks[layer_type] = self._library_mask(layer_type, bias, like)
+        return masks
+
+    def _visible(self, layer_type: str) -> torch.Tensor | None:
+        """Which query may see which key, `(B|1, 1|H, L|1, L)`; None: all see all. Axes of 1 stay unexpanded."""
+        visible = self.mask.pairs
+        if visible is None and self.mask.tokens is not None:
+            visible = self.mask.tokens[:, None, None, :]
+        rules = [visible]
+        if self.sequences is not None:
+            rules.append(self.sequences[:, None, :, None] == self.sequences[:, None, None, :])
+        radius = self.config.sliding_window
+        if layer_type == "sliding_attention" and radius < self.ranks.shape[1] - 1:
+            query, key = self.ranks[:, None, :, None], self.ranks[:, None, None, :]
+            near = (query - key).abs() <= radius
+            if self.config.num_global_tokens:
+                near = near | (query < self.config.num_global_tokens) | (key < self.config.num_global_tokens)
+            rules.append(near)
+        rules = [rule for rule in rules if rule is not None]
+        visible = rules[0] if rules else None
+        for rule in rules[1:]:
+            visible = visible & rule
+        return visible
+
+    def _score_mask(self, layer_type, bias, dtype, device):
+        visible = self._visible(layer_type)
+        if visible is None:
+            return None if bias is None else bias.to(dtype)
+        # A query that may see nothing would be softmax over nothing: it sees all, and `attend` sets its output to 0.
+        blind = ~visible.any(dim=-1, keepdim=True)  # (B|1, 1|H, L|1, 1)
+        if is_traced() or bool(blind.any()):
+            self.blind[layer_type] = blind
+            visible = visible | blind
+        scores = torch.zeros((), dtype=dtype, device=device) if bias is None else bias.to(dtype)
+        if self.mask.scores is not None:
+            scores = scores + self.mask.scores.to(dtype)
+        hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+        return torch.where(visible, scores, hidden)
+
+    def _library_mask(self, layer_type, bias, like):
+        """The mask of another back end (flash, flex, registered by name), made by transformers."""
+        globals_used = self.config.num_global_tokens if layer_type == "sliding_attention" else 0
+        for name, used in {
+            f"position_embedding_type={self.config.position_embedding_type!r}": bias is not None,
+            "an attention_mask with more than two axes": self.mask.pairs is not None,
+            "packed rows": self.sequences is not None,
+            f"num_global_tokens={globals_used}": globals_used,
+        }.items():
+            if used:
+                raise ValueError(
+                    f"{name} cannot be computed with attn_implementation={self.attn_implementation!r}; load the model "
+                    "with attn_implementation='sdpa'."
+                )
+        sliding = layer_type == "sliding_attention"
+        create = create_bidirectional_sliding_window_mask if sliding else create_bidirectional_mask
+        return create(self.config, like, self.mask.tokens)
+
+    def attend(self, attention_interface, module, query, key, value, attention_mask):
+        """Attention over `(B, L, heads, D)` queries, keys and values, by the given back end.
+
+        Returns:
+            Output `(B, L, E)`, and the weights `(B, H, L, L)` where the back end gives them.
+        """
+        sliding = module.layer_type == "sliding_attention"
+        output, weights = attention_interface(
+            module,
+            query.transpose(1, 2),  # (B, H, L, D)
+            key.transpose(1, 2),  # (B, K, L, D)
+            value.transpose(1, 2),
+            attention_mask,
+            dropout=module.attention_dropout if module.training else 0.0,
+            scaling=module.scaling,
+            # Flash kernels count the token itself: a radius of r is a window of r + 1 on each side.
+            sliding_window=self.config.sliding_window + 1 if sliding else None,
+        )  # output (B, L, H, D)
+        blind = self.blind.get(module.layer_type)
+        if blind is not None:
+            output = output.masked_fill(blind.transpose(1, 2), 0.0)  # (B, L, H, D)
+            weights = weights if weights is None else weights.masked_fill(blind, 0.0)
+        return output.flatten(2), weights
+
+    def restore(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states as the caller handed the batch in, `(B, L, E)`, with rows of padding 0."""
+        if self.mask.tokens is None:
+            return hidden_states
+        return hidden_states.masked_fill(~self.mask.tokens[..., None], 0.0)
+
+    def pool(self, hidden_states: torch.Tensor, pooling: str) -> torch.Tensor:
+        """One vector per row, `(B, L, E)` to `(B, E)`: the first real token, or mean or max over real tokens.
+
+        The mean is summed in fp32, where half precision overflows; a row without a real token gives 0.
+        """
+        tokens = self.mask.tokens
+        if pooling == "cls":
+            if tokens is None:
+                return hidden_states[:, 0]
+            first = tokens.int().argmax(dim=1)  # (B,)
+            return hidden_states[torch.arange(len(first), device=first.device), first]
+        if pooling == "mean":
+            if tokens is None:
+                return hidden_states.mean(dim=1, dtype=torch.float32).to(hidden_states.dtype)
+            total = hidden_states.masked_fill(~tokens[..., None], 0.0).sum(dim=1, dtype=torch.float32)
+            return (total / tokens.sum(dim=1, keepdim=True).clamp(min=1)).to(hidden_states.dtype)
+        if tokens is None:
+            return hidden_states.amax(dim=1)
+        lowest = torch.finfo(hidden_states.dtype).min
+        highest = hidden_states.masked_fill(~tokens[..., None], lowest).amax(dim=1)
+        return highest.masked_fill(~tokens.any(dim=1, keepdim=True), 0.0)
+
+
+# ------------------------------------------------------------------------------------------------ eager back end
+
+
+def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """Attention(Q, K, V) = softmax(Q K^T / sqrt(D) + mask) V, with all weights in memory; arXiv:1706.03762, eq. 1.
+
+    Args:
+        module: The attention module, for its number of query heads per key head and its training mode.
+        query: `(B, H, L, D)`.
+        key: `(B, K, L, D)`, like `value`.
+        attention_mask: Added to the scores, `(B|1, 1|H, L|1, L)`, or None.
+        scaling: 1 / sqrt(D): a dot product of D unit-variance terms has variance D, and a saturated softmax learns
+            nothing.
+        dropout: Rate on the weights.
+
+    Returns:
+        Output `(B, L, H, D)`, and the weights `(B, H, L, L)` before dropout, whose rows sum to 1.
+    """
+    if module.num_key_value_groups > 1:
+        key = key.repeat_interleave(module.num_key_value_groups, dim=1)  # (B, H, L, D)
+        value = value.repeat_interleave(module.num_key_value_groups, dim=1)
+    scores = (query * scaling) @ key.transpose(2, 3)  # (B, H, L, L)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    output = nn.functional.dropout(weights, p=dropout, training=module.training) @ value  # (B, H, L, D)
+    return output.transpose(1, 2), weights
+
+
+__all__ = [
+    "POSITION_SCHEMES",
+    "PositionScheme",
+    "RectangularLayout",
+    "alibi_slopes",
+    "eager_attention_forward",
+    "read_attention_mask",
+    "relative_position_bucket",
+    "rotate",
+    "sinusoidal_table",
+]

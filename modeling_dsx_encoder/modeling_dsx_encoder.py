@@ -1,0 +1,673 @@
+"""The DSX encoder: a Transformer encoder read from top to bottom.
+
+- one attention with a fused query-key-value projection, grouped-query heads and every back end of transformers
+- one feed-forward, gated or classic, with any activation of transformers
+- one layer, Pre-LN or Post-LN; LayerNorm or RMSNorm
+- `DsxEncoderModel`, the trunk, and five heads: masked LM, sequence, token, question answering, multiple choice
+- losses that divide by the number of items of the whole accumulated batch
+
+A token's way: `DsxEncoderModel.forward` makes a layout from the inputs (`attention_dsx_encoder.py`), then embeddings,
+layers and final norm run on tensors whose leading axes they do not look at. Only attention asks the layout.
+
+Shapes: B batch, L sequence, E hidden_size, F intermediate_size, H heads, K key-value heads, D = E/H head size,
+V vocab_size, N number of labels.
+"""
+
+import math
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .attention_dsx_encoder import (
+    POSITION_SCHEMES,
+    PositionScheme,
+    RectangularLayout,
+    eager_attention_forward,
+    is_traced,
+    rotate,
+)
+from .configuration_dsx_encoder import DsxEncoderConfig
+
+# A label with this value is not an item: it adds nothing to the loss and nothing to the number of items.
+IGNORE_INDEX = -100
+
+
+def build_norm(config: DsxEncoderConfig) -> nn.Module:
+    """LayerNorm (biased variance, arXiv:1607.06450) or RMSNorm (arXiv:1910.07467) over the feature axis."""
+    if config.norm_type == "rms_norm":
+        return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+
+
+class DsxEncoderEmbeddings(nn.Module):
+    """Words, token types and positions become vectors: sum, norm if asked for, dropout."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.token_type_embeddings = None
+        if config.type_vocab_size:
+            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.norm = build_norm(config) if config.embedding_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.embedding_dropout)
+        # Section 3.4 of arXiv:1706.03762: without the factor the positions drown the words.
+        self.scale = math.sqrt(config.hidden_size) if config.scale_embeddings else 1.0
+
+    def forward(self, input_ids, inputs_embeds, token_type_ids, positions, position_ids):
+        embeddings = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds  # (..., E)
+        if self.scale != 1.0:
+            embeddings = embeddings * self.scale
+        if self.token_type_embeddings is not None:
+            if token_type_ids is None:
+                embeddings = embeddings + self.token_type_embeddings.weight[0]
+            else:
+                embeddings = embeddings + self.token_type_embeddings(token_type_ids)
+        embeddings = positions.add_to_embeddings(embeddings, position_ids)
+        return self.dropout(self.norm(embeddings))
+
+
+class DsxEncoderAttention(nn.Module):
+    """Multi-head attention: project to queries, keys and values at once, attend, project back."""
+
+    # Every token sees both sides; left unset, SDPA may take the causal kernel.
+    is_causal = False
+
+    def __init__(self, config: DsxEncoderConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.layer_type = config.layer_types[layer_idx]
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.num_heads = config.num_attention_heads
+        self.num_key_value_heads = config.num_key_value_heads
+        self.num_key_value_groups = self.num_heads // self.num_key_value_heads
+        self.scaling = self.head_dim**-0.5
+        self.attention_dropout = config.attention_dropout
+        num_projected = (self.num_heads + 2 * self.num_key_value_heads) * self.head_dim
+        self.qkv_proj = nn.Linear(config.hidden_size, num_projected, bias=config.attention_bias)
+        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
+
+    def forward(self, hidden_states, attention_mask, layout):
+        """Hidden states `(..., E)` to the same shape, and the weights `(B, H, L, L)` where the back end gives them."""
+        heads = self.qkv_proj(hidden_states).unflatten(-1, (-1, self.head_dim))  # (..., H + 2 K, D)
+        query_key, value = heads.split([self.num_heads + self.num_key_value_heads, self.num_key_value_heads], dim=-2)
+        rotation = layout.rotations[self.layer_type]
+        if rotation is not None:
+            query_key = rotate(query_key, rotation)
+        query, key = query_key.split([self.num_heads, self.num_key_value_heads], dim=-2)
+        attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
+            layout.attn_implementation, eager_attention_forward
+        )
+        output, weights = layout.attend(attention_interface, self, query, key, value, attention_mask)  # (..., E)
+        return self.out_proj(output), weights
+
+
+class DsxEncoderMLP(nn.Module):
+    """Feed-forward: `down(act(gate(x)) * up(x))` (arXiv:2002.05202), or the classic `down(act(up(x)))`."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__()
+        if config.gated_mlp:
+            self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.dropout = nn.Dropout(config.mlp_dropout)
+        self.gated = config.gated_mlp
+
+    def forward(self, hidden_states):
+        if self.gated:
+            inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)  # (..., F)
+        else:
+            inner = self.act_fn(self.up_proj(hidden_states))
+        return self.down_proj(self.dropout(inner))
+
+
+class DsxEncoderLayer(GradientCheckpointingLayer):
+    """Attention and feed-forward, each with a residual connection; norms before ("pre") or after ("post")."""
+
+    def __init__(self, config: DsxEncoderConfig, layer_idx: int):
+        super().__init__()
+        self.attention_norm = build_norm(config)
+        self.attention = DsxEncoderAttention(config, layer_idx)
+        self.mlp_norm = build_norm(config)
+        self.mlp = DsxEncoderMLP(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.pre_norm = config.norm_position == "pre"
+
+    def forward(self, hidden_states, attention_mask, layout):
+        if self.pre_norm:
+            hidden_states = hidden_states + self.dropout(
+                self.attention(self.attention_norm(hidden_states), attention_mask, layout)[0]
+            )
+            return hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))
+        attended = self.attention(hidden_states, attention_mask, layout)[0]
+        hidden_states = self.attention_norm(hidden_states + self.dropout(attended))
+        return self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states)))
+
+
+class DsxEncoderPreTrainedModel(PreTrainedModel):
+    """What all DSX encoder classes tell transformers about themselves, and their initialisation."""
+
+    config_class = DsxEncoderConfig
+    config: DsxEncoderConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DsxEncoderLayer"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": DsxEncoderLayer, "attentions": DsxEncoderAttention}
+
+    @torch.no_grad()
+    def _init_weights(self, module):
+        """Normal(0, initializer_range) and zero biases by transformers, then what the configuration asks beyond."""
+        super()._init_weights(module)
+        config = self.config
+        if isinstance(module, PositionScheme):
+            for name, table in module.tables().items():
+                init.copy_(getattr(module, name), table)
+        elif isinstance(module, DsxEncoderMLP):
+            # Some activations learn or keep values of their own (PReLU, xIELU): those of a new one.
+            fresh = dict(ACT2FN[config.hidden_act].state_dict(keep_vars=True))
+            for name, value in module.act_fn.state_dict(keep_vars=True).items():
+                init.copy_(value, fresh[name].detach())
+        elif isinstance(module, nn.Linear) and config.initializer == "xavier_uniform":
+            init.xavier_uniform_(module.weight)
+        elif isinstance(module, DsxEncoderAttention) and config.initializer == "xavier_uniform":
+            # Queries, keys and values are three maps in one matrix: each has its own fan-out (arXiv:1706.03762's E).
+            bound = math.sqrt(6.0 / (2 * config.hidden_size))
+            init.uniform_(module.qkv_proj.weight, -bound, bound)
+        elif isinstance(module, DsxEncoderLayer) and config.initializer == "scaled_normal":
+            # 2 num_hidden_layers terms are summed in the residual stream (GPT-2's rule).
+            std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
+            init.normal_(module.attention.out_proj.weight, std=std)
+            init.normal_(module.mlp.down_proj.weight, std=std)
+
+    def get_input_embeddings(self):
+        return self.base_model.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value):
+        self.base_model.embeddings.word_embeddings = value
+
+
+class DsxEncoderModel(DsxEncoderPreTrainedModel):
+    """The trunk: embeddings, layers and, for Pre-LN, a final norm."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__(config)
+        self.embeddings = DsxEncoderEmbeddings(config)
+        self.positions = POSITION_SCHEMES[config.position_embedding_type](config)
+        self.layers = nn.ModuleList(DsxEncoderLayer(config, index) for index in range(config.num_hidden_layers))
+        self.final_norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def layout(self, input_ids=None, attention_mask=None, position_ids=None, inputs_embeds=None, **kwargs):
+        """Where the tokens of these inputs stand; heads make it once, for the trunk and for their pooling.
+
+        Args:
+            input_ids: `(B, L)`.
+            attention_mask: See `forward`.
+            position_ids: See `forward`.
+            inputs_embeds: `(B, L, E)` in place of input_ids.
+            kwargs: `cu_seq_lens_q` of packed rows and `output_attentions` are looked at.
+
+        Raises:
+            ValueError: Not exactly one of input_ids and inputs_embeds, or shapes that do not fit.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError(
+                "Give exactly one of input_ids and inputs_embeds, got "
+                f"{'neither' if input_ids is None else 'both'}: the encoder reads either token numbers or vectors."
+            )
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        wanted = 2 if inputs_embeds is None else 3
+        if tokens.ndim != wanted:
+            name, shape = ("input_ids", "(batch, length)") if wanted == 2 else ("inputs_embeds", "(batch, length, E)")
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(tokens.shape)}; add the batch axis.")
+        wants_weights = kwargs.get("output_attentions")
+        return RectangularLayout.from_inputs(
+            self.config,
+            tokens,
+            attention_mask,
+            position_ids,
+            kwargs.get("cu_seq_lens_q"),
+            output_attentions=self.config.output_attentions if wants_weights is None else wants_weights,
+        )
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        layout: RectangularLayout | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Encode a batch.
+
+        Args:
+            input_ids: `(B, L)`.
+            attention_mask: `(B, L)`, 0 for padding; `(B, L, L)` boolean or 0-1, row i says which keys query i may see;
+                `(B, 1|H, L, L)` the same, or floats added to the scores. A token that no query may see is padding.
+            token_type_ids: `(B, L)` segment numbers; not looked at when `type_vocab_size` is 0.
+            position_ids: `(B, L)` or `(1, L)` counted from 0; by default they count the real tokens, so that the side
+                of the padding does not matter. Where they fall back to 0, a new packed sequence begins.
+            inputs_embeds: `(B, L, E)` in place of input_ids, before scaling, positions and norm.
+            layout: What `layout()` gave for the same inputs.
+            kwargs: `output_attentions` (real weights under every attention implementation),
+                `output_hidden_states`, `return_dict`, `cu_seq_lens_q`.
+
+        Returns:
+            `last_hidden_state` `(B, L, E)`, where rows of padding are 0; `hidden_states`, num_hidden_layers + 1 of
+            them, and `attentions` `(B, H, L, L)` per layer where asked for.
+
+        Raises:
+            ValueError: Inputs that do not fit each other, the vocabulary, or a table of positions.
+            TypeError: A mask that is no tensor, or floats in the three-axis form.
+        """
+        if layout is None:
+            layout = self.layout(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
+        layout.check_length(self.positions, given=position_ids is not None)
+        check_indices("input_ids", input_ids, "vocab_size", self.config.vocab_size)
+        if self.config.type_vocab_size:
+            check_indices("token_type_ids", token_type_ids, "type_vocab_size", self.config.type_vocab_size)
+
+        hidden_states = self.embeddings(input_ids, inputs_embeds, token_type_ids, self.positions, layout.position_ids)
+        masks = layout.prepare(self.positions, hidden_states)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, masks[layer.attention.layer_type], layout)
+        hidden_states = self.final_norm(hidden_states)
+        return BaseModelOutput(last_hidden_state=layout.restore(hidden_states))
+
+
+# ------------------------------------------------------------------------------------------------ losses
+
+
+def check_indices(name: str, indices: torch.Tensor | None, size_name: str, size: int) -> None:
+    """Refuse numbers past a table's end on the CPU; elsewhere the check would wait for the device.
+
+    Raises:
+        ValueError: Naming the field, the value and the size.
+    """
+    if indices is None or indices.device.type != "cpu" or is_traced() or not indices.numel():
+        return
+    low, high = indices.min().item(), indices.max().item()
+    if low < 0 or high >= size:
+        raise ValueError(
+            f"{name} must lie between 0 and {size_name} - 1 = {size - 1}, got {low if low < 0 else high}: tokenizer "
+            f"or labels and the model's configuration do not belong together, or {size_name} has to be raised."
+        )
+
+
+def mean_over_items(total: torch.Tensor, items: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+    """`total` over the number of items: of the whole accumulated batch where the caller knows it, else of this one.
+
+    Dividing each micro-batch by its own count and averaging would weigh items of short micro-batches more, and
+    summing such means over accumulation steps gives a loss that grows with their number.
+    """
+    if num_items_in_batch is None:
+        return total / items.sum().clamp(min=1)
+    if isinstance(num_items_in_batch, torch.Tensor):
+        num_items_in_batch = num_items_in_batch.to(total.device)
+    return total / num_items_in_batch
+
+
+def cross_entropy_loss(logits, labels, num_items_in_batch=None):
+    """Cross entropy of logits `(..., N)` against class numbers `(...)`, in fp32; a label of -100 is not an item.
+
+    Without any item the loss is 0 and still has a graph, so that every process of a distributed run goes backward.
+    """
+    logits, labels = logits.flatten(0, -2).float(), labels.flatten().to(logits.device)
+    if labels.is_floating_point() and not is_traced() and bool((labels != labels.round()).any()):
+        raise ValueError("labels must be whole class numbers, got fractions; for regression set problem_type.")
+    labels = labels.long()
+    items = labels != IGNORE_INDEX
+    # A masked copy, not `[items]`: the check must cost nothing where nothing is checked.
+    check_indices("labels", labels.masked_fill(~items, 0), "num_labels", logits.shape[-1])
+    total = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    return mean_over_items(total, items, num_items_in_batch)
+
+
+def problem_type_of(config: DsxEncoderConfig, logits: torch.Tensor, labels: torch.Tensor) -> str:
+    """The configured problem type, or the one that the shapes say; the configuration is never written to."""
+    if config.problem_type is not None:
+        return config.problem_type
+    if config.num_labels == 1:
+        return "regression"
+    return "multi_label_classification" if labels.shape == logits.shape else "single_label_classification"
+
+
+def sequence_loss(config, logits, labels, num_items_in_batch=None):
+    """Loss of one vector of logits per sequence, `(B, N)`.
+
+    Single label: cross entropy against `(B,)` class numbers of any dtype. Multi-label: binary cross entropy against
+    `(B, N)` zeros and ones, -100 for unknown. Regression: squared error against `(B,)` or `(B, N)` numbers.
+    """
+    problem_type = problem_type_of(config, logits, labels)
+    if problem_type == "single_label_classification":
+        if labels.numel() != logits.shape[0]:
+            raise ValueError(
+                f"labels has shape {tuple(labels.shape)}, but there are {logits.shape[0]} sequences: "
+                f"single_label_classification takes one class number a sequence, multi_label_classification takes "
+                f"({logits.shape[0]}, {config.num_labels}) zeros and ones."
+            )
+        return cross_entropy_loss(logits, labels, num_items_in_batch)
+    if labels.numel() != logits.numel():
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)}, but problem_type {problem_type!r} with num_labels="
+            f"{config.num_labels} takes {tuple(logits.shape)}."
+        )
+    logits = logits.float()
+    targets = labels.to(logits.device, logits.dtype).view_as(logits)
+    if problem_type == "regression":
+        total = (logits - targets).square().sum()
+        return mean_over_items(total, torch.ones_like(targets), num_items_in_batch)
+    items = targets != IGNORE_INDEX
+    targets = targets.masked_fill(~items, 0.0)
+    losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return mean_over_items(losses.masked_fill(~items, 0.0).sum(), items, num_items_in_batch)
+
+
+# ------------------------------------------------------------------------------------------------ heads
+
+
+class DsxEncoderPredictionHead(nn.Module):
+    """Hidden states to the space of the word embedding: linear, activation, norm (as in BERT)."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.norm = build_norm(config)
+
+    def forward(self, hidden_states):
+        return self.norm(self.act_fn(self.dense(hidden_states)))
+
+
+class DsxEncoderPooler(nn.Module):
+    """One vector per sequence, pooled by the layout, through linear and tanh (as in BERT)."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.pooling = config.classifier_pooling
+
+    def forward(self, hidden_states, layout):
+        return torch.tanh(self.dense(layout.pool(hidden_states, self.pooling)))  # (B, E)
+
+
+def head_dropout(config: DsxEncoderConfig) -> nn.Dropout:
+    """Dropout in front of a classifier."""
+    return nn.Dropout(config.hidden_dropout if config.classifier_dropout is None else config.classifier_dropout)
+
+
+class DsxEncoderForMaskedLM(DsxEncoderPreTrainedModel):
+    """Predicts masked tokens (BERT, https://arxiv.org/abs/1810.04805); the decoder is the word embedding if tied."""
+
+    _tied_weights_keys = {"decoder.weight": "model.embeddings.word_embeddings.weight"}
+    _tp_plan = {"decoder": "colwise_gather_output"}
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__(config)
+        self.model = DsxEncoderModel(config)
+        self.prediction_head = DsxEncoderPredictionHead(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_output_embeddings(self):
+        return self.decoder
+
+    def set_output_embeddings(self, new_embeddings):
+        self.decoder = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MaskedLMOutput:
+        """Inputs as in `DsxEncoderModel.forward`; `labels` `(B, L)` token numbers, -100 where nothing is asked.
+
+        Returns:
+            `loss` over the labelled tokens and `logits` `(B, L, V)`; while training with `sparse_prediction` and
+            labels only the labelled tokens' logits, `(num_labelled, V)`.
+        """
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        hidden_states = outputs.last_hidden_state
+        if labels is not None and self.training and self.config.sparse_prediction and not is_traced():
+            labelled = labels != IGNORE_INDEX
+            hidden_states, labels = hidden_states[labelled], labels[labelled]  # (num_labelled, E)
+        logits = self.decoder(self.prediction_head(hidden_states))
+        loss = None
+        if labels is not None:
+            loss = cross_entropy_loss(logits, labels, kwargs.get("num_items_in_batch"))
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class DsxEncoderForSequenceClassification(DsxEncoderPreTrainedModel):
+    """One label, several labels or numbers for a whole text (or a pair of texts)."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = DsxEncoderModel(config)
+        self.pooler = DsxEncoderPooler(config)
+        self.dropout = head_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SequenceClassifierOutput:
+        """Inputs as in `DsxEncoderModel.forward`; `labels` as in `sequence_loss`.
+
+        Returns:
+            `loss` and `logits` `(B, N)`.
+        """
+        layout = self.model.layout(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, layout=layout, **kwargs
+        )
+        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, layout)))
+        loss = None
+        if labels is not None:
+            loss = sequence_loss(self.config, logits, labels, kwargs.get("num_items_in_batch"))
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class DsxEncoderForTokenClassification(DsxEncoderPreTrainedModel):
+    """A label for each token, as in named-entity recognition."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = DsxEncoderModel(config)
+        self.dropout = head_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> TokenClassifierOutput:
+        """Inputs as in `DsxEncoderModel.forward`; `labels` `(B, L)` class numbers, -100 for tokens without one.
+
+        Returns:
+            `loss` over the labelled tokens and `logits` `(B, L, N)`.
+        """
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None
+        if labels is not None:
+            loss = cross_entropy_loss(logits, labels, kwargs.get("num_items_in_batch"))
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class DsxEncoderForQuestionAnswering(DsxEncoderPreTrainedModel):
+    """Start and end of the answer in a text, as in SQuAD."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__(config)
+        self.model = DsxEncoderModel(config)
+        self.dropout = head_dropout(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> QuestionAnsweringModelOutput:
+        """Inputs as in `DsxEncoderModel.forward`; start and end `(B,)` are places in the row, outside it: no answer.
+
+        Returns:
+            `loss`, the mean of both cross entropies, and `start_logits` and `end_logits` `(B, L)`, the dtype's
+            minimum on padding, so that padding takes no share of the softmax.
+        """
+        layout = self.model.layout(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, layout=layout, **kwargs
+        )
+        logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))  # (B, L, 2)
+        if layout.mask.tokens is not None:
+            logits = logits.masked_fill(~layout.mask.tokens[..., None], torch.finfo(logits.dtype).min)
+        start_logits, end_logits = logits.unbind(dim=-1)  # (B, L) each
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            num_items = kwargs.get("num_items_in_batch")
+            loss = 0.5 * sum(
+                cross_entropy_loss(logits_of, self._place_labels(places, logits_of), num_items)
+                for logits_of, places in ((start_logits, start_positions), (end_logits, end_positions))
+            )
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    @staticmethod
+    def _place_labels(places, logits):
+        places = places.to(logits.device, torch.long).view(-1)  # (B,) or (B, 1)
+        return places.masked_fill((places < 0) | (places >= logits.shape[1]), IGNORE_INDEX)
+
+
+class DsxEncoderForMultipleChoice(DsxEncoderPreTrainedModel):
+    """Which of several texts fits: each choice is encoded and scored alone."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__(config)
+        self.model = DsxEncoderModel(config)
+        self.pooler = DsxEncoderPooler(config)
+        self.dropout = head_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MultipleChoiceModelOutput:
+        """Inputs as in `DsxEncoderModel.forward` with an axis of C choices after the batch, `(B, C, L)`.
+
+        Returns:
+            `loss` against `labels` `(B,)`, numbers of the right choice, and `logits` `(B, C)`.
+        """
+        choices = input_ids if inputs_embeds is None else inputs_embeds
+        if choices is None or choices.ndim != (3 if inputs_embeds is None else 4):
+            shape = None if choices is None else tuple(choices.shape)
+            raise ValueError(
+                f"Multiple choice takes input_ids (batch, choices, length) or inputs_embeds (batch, choices, length, "
+                f"E), got {shape}; stack the choices of an example along the second axis."
+            )
+        num_choices = choices.shape[1]
+        input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds = (
+            None if tensor is None else tensor.flatten(0, 1)  # (B * C, L, ...)
+            for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        )
+        layout = self.model.layout(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, layout=layout, **kwargs
+        )
+        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, layout)))  # (B * C, 1)
+        logits = logits.view(-1, num_choices)  # (B, C)
+        loss = None
+        if labels is not None:
+            loss = cross_entropy_loss(logits, labels, kwargs.get("num_items_in_batch"))
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+__all__ = [
+    "DsxEncoderForMaskedLM",
+    "DsxEncoderForMultipleChoice",
+    "DsxEncoderForQuestionAnswering",
+    "DsxEncoderForSequenceClassification",
+    "DsxEncoderForTokenClassification",
+    "DsxEncoderModel",
+    "DsxEncoderPreTrainedModel",
+]
