@@ -11,7 +11,7 @@ Shapes: B batch, L sequence, E hidden_size, H heads, K key-value heads, D = E/H 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import nn
@@ -347,6 +347,12 @@ def sequence_starts(
 # ------------------------------------------------------------------------------------------------ layout
 
 
+def score_dtype(like: torch.Tensor) -> torch.dtype:
+    """Dtype in which attention will compute its scores: that of autocast, or the hidden states' own."""
+    device_type = like.device.type
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else like.dtype
+
+
 @dataclass
 class RectangularLayout:
     """A padded batch `(B, L)`: which tokens are real, where they stand, and who may see whom.
@@ -361,6 +367,7 @@ class RectangularLayout:
     position_ids: torch.Tensor  # (B|1, L)
     sequences: torch.Tensor | None  # (B, L): which of the packed sequences a token belongs to
     attn_implementation: str
+    batch_shape: tuple[int, int]  # (B, L)
     rotations: dict = field(default_factory=dict)
     blind: dict = field(default_factory=dict)
 
@@ -385,6 +392,7 @@ class RectangularLayout:
             position_ids=ranks if position_ids is None else position_ids,
             sequences=None if starts is None else starts.cumsum(1),
             attn_implementation="eager" if output_attentions else config._attn_implementation,
+            batch_shape=(batch_size, length),
         )
 
     @staticmethod
@@ -423,9 +431,7 @@ class RectangularLayout:
             positions: The scheme, asked for its rotation and bias.
             like: The embeddings `(B, L, E)`, for dtype and device.
         """
-        device_type = like.device.type
-        autocast = torch.is_autocast_enabled(device_type)
-        dtype = torch.get_autocast_dtype(device_type) if autocast else like.dtype
+        dtype = score_dtype(like)
         bias = positions.score_bias(self.position_ids, self.position_ids)
         masks = {}
         for layer_type in sorted(set(self.config.layer_types)):
@@ -447,15 +453,19 @@ class RectangularLayout:
         radius = self.config.sliding_window
         if layer_type == "sliding_attention" and radius < self.ranks.shape[1] - 1:
             query, key = self.ranks[:, None, :, None], self.ranks[:, None, None, :]
-            near = (query - key).abs() <= radius
-            if self.config.num_global_tokens:
-                near = near | (query < self.config.num_global_tokens) | (key < self.config.num_global_tokens)
-            rules.append(near)
+            rules.append(self._near(query, key))
         rules = [rule for rule in rules if rule is not None]
         visible = rules[0] if rules else None
         for rule in rules[1:]:
             visible = visible & rule
         return visible
+
+    def _near(self, query, key):
+        """Whether ranks lie within the window of each other, or one of them is global."""
+        near = (query - key).abs() <= self.config.sliding_window
+        if self.config.num_global_tokens:
+            near = near | (query < self.config.num_global_tokens) | (key < self.config.num_global_tokens)
+        return near
 
     def _score_mask(self, layer_type, bias, dtype, device):
         visible = self._visible(layer_type)
@@ -514,6 +524,10 @@ class RectangularLayout:
             weights = weights if weights is None else weights.masked_fill(blind, 0.0)
         return output.flatten(2), weights
 
+    def gather(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """Inputs `(B, L, ...)` in the arrangement that the layers compute in: here as they are."""
+        return tensor
+
     def restore(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Hidden states as the caller handed the batch in, `(B, L, E)`, with rows of padding 0."""
         if self.mask.tokens is None:
@@ -541,6 +555,117 @@ class RectangularLayout:
         lowest = torch.finfo(hidden_states.dtype).min
         highest = hidden_states.masked_fill(~tokens[..., None], lowest).amax(dim=1)
         return highest.masked_fill(~tokens.any(dim=1, keepdim=True), 0.0)
+
+
+@dataclass
+class FlatLayout(RectangularLayout):
+    """The real tokens of all sequences in one buffer `(T, ...)`, T = total real tokens: no work on padding.
+
+    Sequences lie in the buffer in the order of their lengths, so that those of equal length are one contiguous block
+    `(n, l, ...)` and one call of the attention back end.
+    """
+
+    indices: torch.Tensor | None = None  # (T,): place of each token in the batch laid end to end
+    groups: tuple[tuple[int, int], ...] = ()  # (number of sequences, their length), as they lie in the buffer
+
+    @classmethod
+    def from_rectangular(cls, layout: RectangularLayout) -> "FlatLayout":
+        """Order the sequences of a padded or packed batch by length."""
+        batch_size, length = layout.batch_shape
+        tokens = layout.mask.tokens
+        sequence = torch.arange(batch_size, device=layout.ranks.device)[:, None]  # (B, 1): the number of its sequence
+        if layout.sequences is not None:
+            sequence = sequence * (length + 1) + layout.sequences  # (B, L)
+        sequence = sequence.expand(batch_size, length)
+        sequence = sequence.flatten() if tokens is None else sequence[tokens]  # (T,)
+        places = torch.arange(batch_size * length, device=sequence.device)
+        places = places if tokens is None else places[tokens.flatten()]  # (T,)
+        _, counts = sequence.unique_consecutive(return_counts=True)
+        # Stable sorts keep the tokens of a sequence together and in order.
+        order = counts.repeat_interleave(counts).mul(len(counts)).add(
+            torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+        ).argsort(stable=True)
+        lengths, numbers = counts.sort().values.unique_consecutive(return_counts=True)
+        values = {field.name: getattr(layout, field.name) for field in fields(layout)}
+        return cls(
+            **values, indices=places[order], groups=tuple(zip(numbers.tolist(), lengths.tolist(), strict=True))
+        )
+
+    def gather(self, tensor):
+        if tensor is None:
+            return None
+        return tensor.expand(*self.batch_shape, *tensor.shape[2:]).flatten(0, 1)[self.indices]  # (T, ...)
+
+    def prepare(self, positions, like):
+        flat_positions = self.gather(self.position_ids)  # (T,)
+        longest = self.groups[-1][1] if self.groups else 0
+        ranks = torch.arange(longest, device=like.device)[None]
+        bias = positions.score_bias(ranks, ranks)  # (1, H, longest, longest): a sequence takes its corner
+        masks = {}
+        for layer_type in sorted(set(self.config.layer_types)):
+            self.rotations[layer_type] = positions.rotation(like, flat_positions, layer_type)
+            masks[layer_type] = self._flat_mask(layer_type, bias, like, longest)
+        return masks
+
+    def _flat_mask(self, layer_type, bias, like, longest):
+        dtype = score_dtype(like)
+        radius = self.config.sliding_window
+        bias = None if bias is None else bias.to(dtype)
+        if layer_type != "sliding_attention" or radius >= longest - 1:
+            return bias
+        ranks = torch.arange(longest, device=like.device)
+        near = self._near(ranks[:, None], ranks[None, :])[None, None]  # (1, 1, longest, longest)
+        scores = torch.zeros((), dtype=dtype, device=like.device) if bias is None else bias
+        return torch.where(near, scores, torch.full((), torch.finfo(dtype).min, dtype=dtype, device=like.device))
+
+    def attend(self, attention_interface, module, query, key, value, attention_mask):
+        """Attention over `(T, heads, D)`, one call of the back end for each group of equally long sequences."""
+        outputs, start = [], 0
+        for number, length in self.groups:
+            end = start + number * length
+            query_key_value = (
+                tensor[start:end].unflatten(0, (number, length)).transpose(1, 2)  # (n, heads, l, D)
+                for tensor in (query, key, value)
+            )
+            mask = None if attention_mask is None else attention_mask[..., :length, :length]
+            output, _ = attention_interface(
+                module,
+                *query_key_value,
+                mask,
+                dropout=module.attention_dropout if module.training else 0.0,
+                scaling=module.scaling,
+            )  # (n, l, H, D)
+            outputs.append(output.flatten(0, 1))
+            start = end
+        return (torch.cat(outputs) if outputs else query).flatten(1), None  # (T, E)
+
+    def restore(self, hidden_states):
+        batch_size, length = self.batch_shape
+        rows = hidden_states.new_zeros(batch_size * length, hidden_states.shape[-1])
+        return rows.index_copy(0, self.indices, hidden_states).view(batch_size, length, -1)
+
+
+def choose_layout(
+    config, like, attention_mask, position_ids, cu_seq_lens, output_attentions=False, output_hidden_states=False
+) -> RectangularLayout:
+    """The layout of a batch: flat where there is padding or packing and nothing asks for the rectangle.
+
+    The rectangle stays when weights or all hidden states are wanted, when masks or positions are more than padding
+    says, under tracing, compilation and export, where shapes must not follow the data, and on accelerators, where
+    many small calls cost more than the padding.
+    """
+    layout = RectangularLayout.from_inputs(config, like, attention_mask, position_ids, cu_seq_lens, output_attentions)
+    mask = layout.mask
+    serves = (
+        config.padding_free
+        and not (output_attentions or output_hidden_states or is_traced())
+        and like.device.type == "cpu"
+        and layout.attn_implementation in ("eager", "sdpa")
+        and mask.pairs is None
+        and (layout.sequences is not None or (mask.tokens is not None and position_ids is None))
+        and (mask.tokens is None or bool(mask.tokens.any()))
+    )
+    return FlatLayout.from_rectangular(layout) if serves else layout
 
 
 # ------------------------------------------------------------------------------------------------ eager back end
@@ -574,9 +699,11 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
 
 __all__ = [
     "POSITION_SCHEMES",
+    "FlatLayout",
     "PositionScheme",
     "RectangularLayout",
     "alibi_slopes",
+    "choose_layout",
     "eager_attention_forward",
     "read_attention_mask",
     "relative_position_bucket",

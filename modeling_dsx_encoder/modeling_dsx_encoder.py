@@ -38,6 +38,7 @@ from .attention_dsx_encoder import (
     POSITION_SCHEMES,
     PositionScheme,
     RectangularLayout,
+    choose_layout,
     eager_attention_forward,
     is_traced,
     rotate,
@@ -244,14 +245,12 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
         if tokens.ndim != wanted:
             name, shape = ("input_ids", "(batch, length)") if wanted == 2 else ("inputs_embeds", "(batch, length, E)")
             raise ValueError(f"{name} must have shape {shape}, got {tuple(tokens.shape)}; add the batch axis.")
-        wants_weights = kwargs.get("output_attentions")
-        return RectangularLayout.from_inputs(
-            self.config,
-            tokens,
-            attention_mask,
-            position_ids,
-            kwargs.get("cu_seq_lens_q"),
-            output_attentions=self.config.output_attentions if wants_weights is None else wants_weights,
+        wants = {}
+        for name in ("output_attentions", "output_hidden_states"):
+            wanted = kwargs.get(name)
+            wants[name] = getattr(self.config, name) if wanted is None else wanted
+        return choose_layout(
+            self.config, tokens, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), **wants
         )
 
     @merge_with_config_defaults
@@ -295,7 +294,8 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
         if self.config.type_vocab_size:
             check_indices("token_type_ids", token_type_ids, "type_vocab_size", self.config.type_vocab_size)
 
-        hidden_states = self.embeddings(input_ids, inputs_embeds, token_type_ids, self.positions, layout.position_ids)
+        inputs = [layout.gather(tensor) for tensor in (input_ids, inputs_embeds, token_type_ids)]
+        hidden_states = self.embeddings(*inputs, self.positions, layout.gather(layout.position_ids))
         masks = layout.prepare(self.positions, hidden_states)
         for layer in self.layers:
             hidden_states = layer(hidden_states, masks[layer.attention.layer_type], layout)
