@@ -3,11 +3,12 @@
 - `PositionScheme` and its six kinds: what a scheme adds to the embeddings, how it rotates queries and keys, what bias
   it gives to the scores. The layout does not know which one it serves.
 - `read_attention_mask`: every accepted form of `attention_mask`, read once into booleans.
-- `RectangularLayout`: where each token of a padded batch stands. It is the only thing in the encoder that knows about
-  padding, windows and packed rows; embeddings, norms and feed-forward work on any leading axes.
+- `RectangularLayout` and `FlatLayout`: where each token of a batch stands. They are the only things in the encoder that
+  know about padding, windows and packed rows; embeddings, norms and feed-forward work on any leading axes.
+- `choose_layout`: the one place that decides between them.
 - `eager_attention_forward`: softmax(Q K^T / sqrt(D)) V, step by step, when the weights are wanted.
 
-Shapes: B batch, L sequence, E hidden_size, H heads, K key-value heads, D = E/H head size.
+Shapes: B batch, L sequence, T real tokens of the whole batch, E hidden_size, H heads, K key-value heads, D = E/H head size.
 """
 
 import math
@@ -109,7 +110,9 @@ class PositionScheme(nn.Module):
         """Embeddings `(..., E)` plus what position `(...)` adds to them."""
         return embeddings
 
-    def rotation(self, like: torch.Tensor, position_ids: torch.Tensor, layer_type: str):
+    def rotation(
+        self, like: torch.Tensor, position_ids: torch.Tensor, layer_type: str
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Cosines and sines `(..., 1, rotary size)` for `rotate`, or None."""
         return None
 
@@ -582,14 +585,15 @@ class FlatLayout(RectangularLayout):
         places = places if tokens is None else places[tokens.flatten()]  # (T,)
         _, counts = sequence.unique_consecutive(return_counts=True)
         # Stable sorts keep the tokens of a sequence together and in order.
-        order = counts.repeat_interleave(counts).mul(len(counts)).add(
-            torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-        ).argsort(stable=True)
+        order = (
+            counts.repeat_interleave(counts)
+            .mul(len(counts))
+            .add(torch.arange(len(counts), device=counts.device).repeat_interleave(counts))
+            .argsort(stable=True)
+        )
         lengths, numbers = counts.sort().values.unique_consecutive(return_counts=True)
         values = {field.name: getattr(layout, field.name) for field in fields(layout)}
-        return cls(
-            **values, indices=places[order], groups=tuple(zip(numbers.tolist(), lengths.tolist(), strict=True))
-        )
+        return cls(**values, indices=places[order], groups=tuple(zip(numbers.tolist(), lengths.tolist(), strict=True)))
 
     def gather(self, tensor):
         if tensor is None:

@@ -85,8 +85,8 @@ class DsxEncoderConfig(PreTrainedConfig):
             of the two maps that write into the residual stream by sqrt(2 * num_hidden_layers).
         initializer_range: Standard deviation of the normal initialisers.
         tie_word_embeddings: The masked-LM decoder shares the word embedding.
-        padding_free: Allow the flat layout, which does no work on padding, where it serves; the outputs are the same.
-            The rectangular layout is the only one so far, so the value does not matter yet.
+        padding_free: Compute padded and packed batches on their real tokens alone where that serves (`choose_layout`);
+            the outputs are the same.
         sparse_prediction: Masked LM computes vocabulary logits only at labelled tokens while training: its `logits`
             are then `(num_labelled, vocab_size)`. Evaluation always gives `(B, L, vocab_size)`.
 

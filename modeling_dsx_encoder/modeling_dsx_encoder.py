@@ -249,9 +249,7 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
         for name in ("output_attentions", "output_hidden_states"):
             wanted = kwargs.get(name)
             wants[name] = getattr(self.config, name) if wanted is None else wanted
-        return choose_layout(
-            self.config, tokens, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), **wants
-        )
+        return choose_layout(self.config, tokens, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), **wants)
 
     @merge_with_config_defaults
     @capture_outputs
