@@ -3,12 +3,13 @@
 - `PositionScheme` and its six kinds: what a scheme adds to the embeddings, how it rotates queries and keys, what bias
   it gives to the scores. The layout does not know which one it serves.
 - `read_attention_mask`: every accepted form of `attention_mask`, read once into booleans.
-- `RectangularLayout` and `FlatLayout`: where each token of a batch stands. They are the only things in the encoder that
-  know about padding, windows and packed rows; embeddings, norms and feed-forward work on any leading axes.
+- `RectangularLayout` and `FlatLayout`: where each token of a batch stands. Nothing else in the encoder knows about
+  padding, windows and packed rows; embeddings, norms and feed-forward work on any leading axes.
 - `choose_layout`: the one place that decides between them.
 - `eager_attention_forward`: softmax(Q K^T / sqrt(D)) V, step by step, when the weights are wanted.
 
-Shapes: B batch, L sequence, T real tokens of the whole batch, E hidden_size, H heads, K key-value heads, D = E/H head size.
+Shapes: B batch, L sequence, T real tokens of the whole batch, E hidden_size, H heads, K key-value heads, D = E/H head
+size.
 """
 
 import math
