@@ -454,8 +454,8 @@ class RectangularLayout:
         rules = [visible]
         if self.sequences is not None:
             rules.append(self.sequences[:, None, :, None] == self.sequences[:, None, None, :])
-        radius = self.config.sliding_window
-        if layer_type == "sliding_attention" and radius < self.ranks.shape[1] - 1:
+        # Traced, the comparison would become a bound on the length.
+        if layer_type == "sliding_attention" and (is_traced() or self.config.sliding_window < self.ranks.shape[1] - 1):
             query, key = self.ranks[:, None, :, None], self.ranks[:, None, None, :]
             rules.append(self._near(query, key))
         rules = [rule for rule in rules if rule is not None]

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 # Written into every saved config, so that a checkpoint of one head loads through any Auto class.
 AUTO_MAP = {
@@ -187,6 +188,17 @@ class DsxEncoderConfig(PreTrainedConfig):
         self.rope_parameters = copy.deepcopy(self.rope_parameters)
         return super().convert_rope_params_to_dict(**kwargs)
 
+    def validate_rope(self):
+        """Check what a `rope_type` needs, by transformers' own rules.
+
+        Raises:
+            ValueError: A parameter that the type needs is missing.
+        """
+        try:
+            super().validate_rope()
+        except KeyError as error:
+            raise ValueError(f"rope_parameters ({self.rope_parameters}) is incomplete: {error.args[0]}") from error
+
     # transformers refuses `output_attentions=True` beside SDPA. This encoder returns real weights under every
     # attention implementation, so here the value is only kept.
     @property
@@ -253,8 +265,15 @@ class DsxEncoderConfig(PreTrainedConfig):
                     f"position_embedding_type 'rope' rotates pairs of features, but the head size hidden_size / "
                     f"num_attention_heads = {self.hidden_size} / {self.num_attention_heads} = {head_size} is odd."
                 )
-            # A dict per layer type must name every type in use: none may fall back to a default in silence.
             nested = self.nested_rope_parameter_keys(self.rope_parameters or {})
+            for parameters in [self.rope_parameters[key] for key in nested] or [self.rope_parameters or {}]:
+                rope_type = parameters.get("rope_type", "default")
+                if rope_type not in ("default", *ROPE_INIT_FUNCTIONS):
+                    raise ValueError(
+                        f"rope_parameters has rope_type {rope_type!r}; transformers knows 'default' and "
+                        f"{sorted(ROPE_INIT_FUNCTIONS)}."
+                    )
+            # A dict per layer type must name every type in use: none may fall back to a default in silence.
             missing = sorted(set(self.layer_types) - set(nested)) if nested else []
             if missing:
                 raise ValueError(

@@ -103,6 +103,9 @@ class DsxEncoderAttention(nn.Module):
         num_projected = (self.num_heads + 2 * self.num_key_value_heads) * self.head_dim
         self.qkv_proj = nn.Linear(config.hidden_size, num_projected, bias=config.attention_bias)
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
+        # For the initialisers: three maps in one matrix, each with a fan-out of E; and a map into the residual stream.
+        self.qkv_proj.fan_out = config.hidden_size
+        self.out_proj.writes_residual = True
 
     def forward(self, hidden_states, attention_mask, layout):
         """Hidden states `(..., E)` to the same shape, and the weights `(B, H, L, L)` where the back end gives them."""
@@ -128,6 +131,7 @@ class DsxEncoderMLP(nn.Module):
             self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.down_proj.writes_residual = True  # for the initialisers
         self.act_fn = ACT2FN[config.hidden_act]
         self.dropout = nn.Dropout(config.mlp_dropout)
         self.gated = config.gated_mlp
@@ -180,28 +184,37 @@ class DsxEncoderPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        """Normal(0, initializer_range) and zero biases by transformers, then what the configuration asks beyond."""
+        """Normal(0, initializer_range) and zero biases by transformers, then what the configuration asks beyond.
+
+        Decided on the module that owns the parameter: transformers never hands in custom code's modules without any.
+        """
         super()._init_weights(module)
         config = self.config
         if isinstance(module, PositionScheme):
             for name, table in module.tables().items():
                 init.copy_(getattr(module, name), table)
-        elif isinstance(module, DsxEncoderMLP):
-            # Some activations learn or keep values of their own (PReLU, xIELU): those of a new one.
-            fresh = dict(ACT2FN[config.hidden_act].state_dict(keep_vars=True))
-            for name, value in module.act_fn.state_dict(keep_vars=True).items():
-                init.copy_(value, fresh[name].detach())
         elif isinstance(module, nn.Linear) and config.initializer == "xavier_uniform":
-            init.xavier_uniform_(module.weight)
-        elif isinstance(module, DsxEncoderAttention) and config.initializer == "xavier_uniform":
-            # Queries, keys and values are three maps in one matrix: each has its own fan-out (arXiv:1706.03762's E).
-            bound = math.sqrt(6.0 / (2 * config.hidden_size))
-            init.uniform_(module.qkv_proj.weight, -bound, bound)
-        elif isinstance(module, DsxEncoderLayer) and config.initializer == "scaled_normal":
-            # 2 num_hidden_layers terms are summed in the residual stream (GPT-2's rule).
-            std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
-            init.normal_(module.attention.out_proj.weight, std=std)
-            init.normal_(module.mlp.down_proj.weight, std=std)
+            fan_out = getattr(module, "fan_out", module.out_features)
+            bound = math.sqrt(6.0 / (module.in_features + fan_out))
+            init.uniform_(module.weight, -bound, bound)
+        elif isinstance(module, nn.Linear) and config.initializer == "scaled_normal":
+            if getattr(module, "writes_residual", False):
+                # 2 num_hidden_layers terms are summed in the residual stream (GPT-2's rule).
+                init.normal_(module.weight, std=config.initializer_range / math.sqrt(2 * config.num_hidden_layers))
+        elif module.__class__.__module__.startswith(("torch.nn.modules.activation", "transformers.activations")):
+            # Some activations learn or keep values of their own (PReLU, xIELU): those of a new one.
+            fresh = ACT2FN[config.hidden_act].state_dict()
+            for name, value in module.state_dict(keep_vars=True).items():
+                init.copy_(value, fresh[name])
+
+    def encode(self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs):
+        """Run the trunk for a head: its outputs, and the layout that the head pools by."""
+        layout = self.model.layout(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
+        kwargs["return_dict"] = True
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, layout=layout, **kwargs
+        )
+        return outputs, layout
 
     def get_input_embeddings(self):
         return self.base_model.embeddings.word_embeddings
@@ -333,18 +346,35 @@ def mean_over_items(total: torch.Tensor, items: torch.Tensor, num_items_in_batch
     return total / num_items_in_batch
 
 
-def cross_entropy_loss(logits, labels, num_items_in_batch=None):
+def check_label_shape(labels: torch.Tensor | None, shape: torch.Size) -> None:
+    """Refuse labels that do not lie over the logits one to one.
+
+    Raises:
+        ValueError: Naming both shapes.
+    """
+    if labels is not None and labels.shape != shape:
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)}, but the head takes one label for each of {tuple(shape)}."
+        )
+
+
+def cross_entropy_loss(logits, labels, num_items_in_batch=None, size_name="num_labels"):
     """Cross entropy of logits `(..., N)` against class numbers `(...)`, in fp32; a label of -100 is not an item.
 
     Without any item the loss is 0 and still has a graph, so that every process of a distributed run goes backward.
     """
     logits, labels = logits.flatten(0, -2).float(), labels.flatten().to(logits.device)
-    if labels.is_floating_point() and not is_traced() and bool((labels != labels.round()).any()):
-        raise ValueError("labels must be whole class numbers, got fractions; for regression set problem_type.")
+    if labels.is_floating_point() and not is_traced():
+        fractions = labels[labels != labels.round()]
+        if fractions.numel():
+            raise ValueError(
+                f"labels must be whole class numbers, got {fractions[0].item()}; for numbers as such set "
+                "problem_type='regression'."
+            )
     labels = labels.long()
     items = labels != IGNORE_INDEX
     # A masked copy, not `[items]`: the check must cost nothing where nothing is checked.
-    check_indices("labels", labels.masked_fill(~items, 0), "num_labels", logits.shape[-1])
+    check_indices("labels", labels.masked_fill(~items, 0), size_name, logits.shape[-1])
     total = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return mean_over_items(total, items, num_items_in_batch)
 
@@ -458,15 +488,16 @@ class DsxEncoderForMaskedLM(DsxEncoderPreTrainedModel):
             `loss` over the labelled tokens and `logits` `(B, L, V)`; while training with `sparse_prediction` and
             labels only the labelled tokens' logits, `(num_labelled, V)`.
         """
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        outputs, _ = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         hidden_states = outputs.last_hidden_state
+        check_label_shape(labels, hidden_states.shape[:-1])
         if labels is not None and self.training and self.config.sparse_prediction and not is_traced():
             labelled = labels != IGNORE_INDEX
             hidden_states, labels = hidden_states[labelled], labels[labelled]  # (num_labelled, E)
         logits = self.decoder(self.prediction_head(hidden_states))
         loss = None
         if labels is not None:
-            loss = cross_entropy_loss(logits, labels, kwargs.get("num_items_in_batch"))
+            loss = cross_entropy_loss(logits, labels, kwargs.get("num_items_in_batch"), size_name="vocab_size")
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -500,10 +531,7 @@ class DsxEncoderForSequenceClassification(DsxEncoderPreTrainedModel):
         Returns:
             `loss` and `logits` `(B, N)`.
         """
-        layout = self.model.layout(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
-        outputs = self.model(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, layout=layout, **kwargs
-        )
+        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, layout)))
         loss = None
         if labels is not None:
@@ -540,8 +568,9 @@ class DsxEncoderForTokenClassification(DsxEncoderPreTrainedModel):
         Returns:
             `loss` over the labelled tokens and `logits` `(B, L, N)`.
         """
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        outputs, _ = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        check_label_shape(labels, logits.shape[:-1])
         loss = None
         if labels is not None:
             loss = cross_entropy_loss(logits, labels, kwargs.get("num_items_in_batch"))
@@ -578,10 +607,7 @@ class DsxEncoderForQuestionAnswering(DsxEncoderPreTrainedModel):
             `loss`, the mean of both cross entropies, and `start_logits` and `end_logits` `(B, L)`, the dtype's
             minimum on padding, so that padding takes no share of the softmax.
         """
-        layout = self.model.layout(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
-        outputs = self.model(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, layout=layout, **kwargs
-        )
+        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))  # (B, L, 2)
         if layout.mask.tokens is not None:
             logits = logits.masked_fill(~layout.mask.tokens[..., None], torch.finfo(logits.dtype).min)
@@ -646,15 +672,13 @@ class DsxEncoderForMultipleChoice(DsxEncoderPreTrainedModel):
             None if tensor is None else tensor.flatten(0, 1)  # (B * C, L, ...)
             for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         )
-        layout = self.model.layout(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
-        outputs = self.model(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, layout=layout, **kwargs
-        )
+        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, layout)))  # (B * C, 1)
         logits = logits.view(-1, num_choices)  # (B, C)
         loss = None
         if labels is not None:
-            loss = cross_entropy_loss(logits, labels, kwargs.get("num_items_in_batch"))
+            check_label_shape(labels.flatten(), logits.shape[:1])
+            loss = cross_entropy_loss(logits, labels, kwargs.get("num_items_in_batch"), size_name="choices")
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
