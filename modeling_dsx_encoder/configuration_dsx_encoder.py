@@ -176,6 +176,8 @@ class DsxEncoderConfig(PreTrainedConfig):
             self.scale_embeddings = self.position_embedding_type == "sinusoidal"
         # A list or dict handed in stays the caller's own.
         self.layer_types = list(self.layer_types or ["full_attention"] * self.num_hidden_layers)
+        if not self.gated_mlp:  # a plan may name existing parameters only
+            self.base_model_tp_plan = {k: v for k, v in self.base_model_tp_plan.items() if "gate_proj" not in k}
         kwargs["auto_map"] = AUTO_MAP | (kwargs.get("auto_map") or {})
         super().__post_init__(**kwargs)
         # @strict repeats this and wraps what it raises; called here, a broken rule is a plain ValueError.

@@ -456,7 +456,6 @@ class DsxEncoderForMaskedLM(DsxEncoderPreTrainedModel):
     """Predicts masked tokens (BERT, https://arxiv.org/abs/1810.04805); the decoder is the word embedding if tied."""
 
     _tied_weights_keys = {"decoder.weight": "model.embeddings.word_embeddings.weight"}
-    _tp_plan = {"decoder": "colwise_gather_output"}
 
     def __init__(self, config: DsxEncoderConfig):
         super().__init__(config)
