@@ -1,0 +1,252 @@
+"""Training through transformers' Trainer, with what it gets wrong put right.
+
+- `DsxTrainer`: evaluation loss = sum over items / number of items, whatever the batch size and number of processes; an
+  order of the rows that depends on seed and epoch alone, so that a resumed run and a run on more processes see the
+  batches of the unbroken, single one; evaluation takes no random numbers from training; `predict` keeps the order
+- `parameter_groups`: no weight decay on biases, norms and position tables
+- `build_trainer`: a DsxTrainer with the callbacks that every run wants
+- `prepare_run`, `save_finished`, `last_checkpoint` (from runs.py), `NonFiniteCallback` (from non_finite.py)
+
+Schedules (`lr_scheduler_type`: linear, cosine, inverse_sqrt; `warmup_steps`: steps, or a ratio below 1), gradient
+clipping (`max_grad_norm`), accumulation and precision are transformers' own.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Sampler, SequentialSampler
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_pt_utils import get_parameter_names
+
+from .epoch_order import EpochCallback, EpochSampler, row_lengths
+from .non_finite import NonFiniteCallback, NonFiniteError
+from .runs import last_checkpoint, prepare_run, save_finished
+
+IGNORED_LABEL = -100
+
+# Biases, norms and tables of positions are few numbers that say where or how much: decay only pulls them off.
+NO_DECAY_PATTERNS = (
+    r"bias",
+    r"(?:^|\.|_)norm(?:$|\.)",
+    r"layernorm",
+    r"rmsnorm",
+    r"(?:^|\.)positions(?:$|\.)",
+    r"position_embeddings",
+)
+
+
+def decayed_names(model: nn.Module) -> list[str]:
+    """Names of the parameters that weight decay works on."""
+    return get_parameter_names(model, [nn.LayerNorm, nn.RMSNorm], list(NO_DECAY_PATTERNS))
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups for an optimizer: trainable parameters with and without weight decay."""
+    decayed = set(decayed_names(model))
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for name, p in trainable if name in decayed], "weight_decay": weight_decay},
+        {"params": [p for name, p in trainable if name not in decayed], "weight_decay": 0.0},
+    ]
+
+
+class RepeatedRows(dict):
+    """A batch of which this process owns no row: it goes through the model, as the others wait, and counts nothing."""
+
+
+class DsxTrainer(Trainer):
+    """transformers' Trainer with exact evaluation losses and an order of rows that survives anything."""
+
+    def __init__(self, *args, **kwargs):
+        self.train_sampler = None
+        self._eval_parts: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+        super().__init__(*args, **kwargs)
+        self.add_callback(EpochCallback(self))
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Leaves tables of positions without decay too."""
+        return decayed_names(model)
+
+    def _get_train_sampler(self, train_dataset=None) -> Sampler | None:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        strategy = self.args.train_sampling_strategy
+        if strategy not in ("random", "group_by_length") or not hasattr(dataset, "__len__"):
+            return super()._get_train_sampler(dataset)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        lengths = row_lengths(dataset, self.args.length_column_name) if strategy == "group_by_length" else None
+        rows_per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        self.train_sampler = EpochSampler(len(dataset), seed, lengths, rows_per_step)
+        return self.train_sampler
+
+    def get_test_dataloader(self, test_dataset):
+        """Keeps the order of the rows: grouped by length, `predict` would give them back in another one."""
+        return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, sampler_fn=SequentialSampler)
+
+    # ---- losses ----
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """Takes the rows out that accelerate repeats, at the end of an epoch, to give each process a full batch."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        labels = self._labels_of(batches[-1]) if batches else None
+        own_rows = None if labels is None else self._own_rows(labels.shape[0])
+        if own_rows is None:
+            return batches, num_items
+        kind = dict if own_rows else RepeatedRows
+        batches[-1] = kind(_first_rows(batches[-1], labels.shape[0], max(own_rows, 1)))
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    def _labels_of(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """A tensor whose entries other than -100 are the items of the loss."""
+        labels = inputs.get("labels", inputs.get("start_positions"))
+        if isinstance(inputs, RepeatedRows) and labels is not None:
+            return torch.full_like(labels, IGNORED_LABEL)
+        config = self.accelerator.unwrap_model(self.model).config
+        if labels is None:
+            return None
+        # In a regression -100 is a target like any other.
+        problem_type = getattr(config, "problem_type", None)
+        is_number_a_row = config.num_labels == 1 and labels.numel() == labels.shape[0]
+        is_regression = problem_type == "regression" or (problem_type is None and is_number_a_row)
+        return torch.zeros_like(labels) if is_regression else labels
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device):
+        if not batch_samples or self._labels_of(batch_samples[0]) is None:
+            return super()._get_num_items_in_batch(batch_samples, device)
+        batches = [{"labels": self._labels_of(batch)} for batch in batch_samples]
+        num_items = super()._get_num_items_in_batch(batches, device)
+        # Where nothing is masked the loss is 0, not 0 / 0.
+        return num_items.clamp(min=1) if isinstance(num_items, torch.Tensor) else num_items
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """During `evaluate` and `predict`, notes sum and number of items of each batch besides."""
+        if isinstance(inputs, RepeatedRows):
+            result = super().compute_loss(model, dict(inputs), return_outputs, num_items_in_batch)
+            return (result[0] * 0.0, result[1]) if return_outputs else result * 0.0
+        labels = self._labels_of(inputs)
+        if self._eval_parts is None or labels is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        num_rows = labels.shape[0]
+        loss, outputs = super().compute_loss(model, dict(inputs), return_outputs=True)
+        own_rows = self._own_rows(num_rows)
+        if own_rows is None:
+            self._note_loss(loss, labels)
+        else:
+            # Every process makes this forward, with at least one row: they would wait for each other otherwise.
+            kept = _first_rows(inputs, num_rows, max(own_rows, 1))
+            self._note_loss(super().compute_loss(model, kept), labels[:own_rows])
+        return (loss, outputs) if return_outputs else loss
+
+    def _note_loss(self, mean_loss: torch.Tensor, labels: torch.Tensor) -> None:
+        num_items = labels.ne(IGNORED_LABEL).sum()
+        total = mean_loss.detach().float() * num_items
+        self._eval_parts.append((torch.where(num_items > 0, total, torch.zeros_like(total)), num_items))
+
+    def _own_rows(self, num_rows: int) -> int | None:
+        """Rows of this process's last batch that are not there for the second time to fill it up; None for all."""
+        loader = self.accelerator.gradient_state
+        if self.accelerator.num_processes == 1 or not loader.end_of_dataloader or loader.remainder <= 0:
+            return None
+        return min(max(loader.remainder - self.accelerator.process_index * num_rows, 0), num_rows)
+
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ):
+        """Replaces the mean of batch means by the mean over items, and gives training its random state back."""
+        self._eval_parts = []
+        try:
+            with torch.random.fork_rng(devices=[]):
+                output = super().evaluation_loop(
+                    dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+                )
+            if self._eval_parts:
+                output.metrics[f"{metric_key_prefix}_loss"] = self._mean_over_items()
+        finally:
+            self._eval_parts = None
+        return output
+
+    def _mean_over_items(self) -> float:
+        totals, counts = zip(*self._eval_parts, strict=True)
+        sums = torch.stack([torch.stack(totals).double().cpu().sum(), torch.stack(counts).double().cpu().sum()])
+        if self.accelerator.num_processes > 1:
+            sums = self.accelerator.reduce(sums.to(self.args.device), "sum")
+        return (sums[0] / sums[1].clamp(min=1)).item()
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self, model, trial):
+        # The trainer's state is written last: without it a folder counts as unfinished (`last_checkpoint`).
+        if self.args.should_save:
+            folder = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
+            (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
+        super()._save_checkpoint(model, trial)
+
+
+def _first_rows(batch: Mapping[str, Any], num_rows: int, keep: int) -> dict[str, Any]:
+    is_batched = {
+        name: isinstance(v, torch.Tensor) and v.dim() > 0 and len(v) == num_rows for name, v in batch.items()
+    }
+    return {name: value[:keep] if is_batched[name] else value for name, value in batch.items()}
+
+
+def build_trainer(
+    model: nn.Module,
+    args: TrainingArguments,
+    *,
+    train_dataset=None,
+    eval_dataset=None,
+    tokenizer=None,
+    collator=None,
+    compute_metrics=None,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> DsxTrainer:
+    """A DsxTrainer that stops at the first non-finite loss or gradient."""
+    return DsxTrainer(
+        model,
+        args,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        processing_class=tokenizer,
+        data_collator=collator,
+        compute_metrics=compute_metrics,
+        callbacks=[NonFiniteCallback(), *callbacks],
+    )
+
+
+def use_task_metric(args: TrainingArguments, task) -> None:
+    """The best checkpoint is the best by the task's metric, unless the recipe names another one (eval_loss, ...)."""
+    if args.load_best_model_at_end and args.metric_for_best_model in (None, "loss"):
+        args.metric_for_best_model = task.metric_for_best_model
+        args.greater_is_better = task.greater_is_better
+
+
+def evaluate_splits(trainer: Trainer, splits: Mapping[str, Any]) -> dict[str, float]:
+    """Losses and metrics of each split, under eval_ for validation and test_ for test; printed too."""
+    metrics = {}
+    for name, rows in splits.items():
+        prefix = "eval" if name == "validation" else name
+        found = trainer.evaluate(rows, metric_key_prefix=prefix)
+        if trainer.compute_metrics is None:
+            found[f"{prefix}_perplexity"] = math.exp(min(found[f"{prefix}_loss"], 700.0))
+        trainer.log_metrics(prefix, found)
+        metrics |= found
+    return metrics
+
+
+__all__ = [
+    "DsxTrainer",
+    "EpochSampler",
+    "NonFiniteCallback",
+    "NonFiniteError",
+    "build_trainer",
+    "evaluate_splits",
+    "last_checkpoint",
+    "parameter_groups",
+    "prepare_run",
+    "save_finished",
+    "use_task_metric",
+]
