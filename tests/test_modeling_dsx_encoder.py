@@ -154,10 +154,7 @@ def test_masked_lm_head_agrees_with_the_reference():
             found = model(input_ids, attention_mask=mask).logits.double()
         state = double_state(model)
         hidden = reference.encode(model.model, input_ids, mask)
-        dense = (
-            reference.ACTIVATIONS["gelu"](reference.linear(hidden, state, "prediction_head.dense"))
-            and parameter.dim() == 2
-        )
+        dense = reference.ACTIVATIONS["gelu"](reference.linear(hidden, state, "prediction_head.dense"))
         dense = reference.normalise(dense, model.config, state, "prediction_head.norm")
         expected = dense @ state["model.embeddings.word_embeddings.weight"].T + state["decoder.bias"]
         assert_close(found[mask.bool()], expected[mask.bool()], **CLOSE)
