@@ -314,6 +314,11 @@ def read_attention_mask(mask: torch.Tensor | None, batch_size: int, length: int,
             f"({batch_size}, 1 or {num_heads}, {length}, {length})."
         )
     if mask.ndim == 2:
+        if mask.is_floating_point() and not is_traced() and bool((mask < 0).any()):
+            raise ValueError(
+                f"attention_mask with two axes holds 1 for tokens and 0 for padding, got {mask.min().item()}: an "
+                "additive mask takes four axes, mask[:, None, None, :].expand(-1, 1, length, -1)."
+            )
         tokens = mask != 0
         return ReadMask(tokens=None if not is_traced() and bool(tokens.all()) else tokens)
     if mask.ndim == 3 and mask.is_floating_point():
@@ -379,6 +384,11 @@ class RectangularLayout:
     def from_inputs(cls, config, like, attention_mask, position_ids, cu_seq_lens, output_attentions):
         """Read the arguments of `forward`; `like` is a tensor `(B, L, ...)` on the right device."""
         batch_size, length = like.shape[:2]
+        if 0 in (batch_size, length):
+            raise ValueError(
+                f"The inputs have batch {batch_size} and length {length}, but both must be at least 1: leave out empty "
+                "batches, and give every text at least its special tokens."
+            )
         mask = read_attention_mask(attention_mask, batch_size, length, config.num_attention_heads)
         if position_ids is not None:
             position_ids = position_ids.view(1, -1) if position_ids.ndim == 1 else position_ids

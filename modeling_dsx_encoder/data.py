@@ -26,6 +26,7 @@ __all__ = [
     "TokenizeReport",
     "build_label_map",
     "fixed_masks",
+    "hold_out_texts",
     "load_rows",
     "load_splits",
     "load_texts",
@@ -188,6 +189,18 @@ def load_texts(source: Source, *, text_column: str = "text", split: str = "train
     if name not in opened:
         raise ValueError(f"split {split!r} is not in {source}, which has {', '.join(opened)}; choose one of them")
     return Columns(text_column, label_column=None).choose(opened[name], _where(source, name))
+
+
+def hold_out_texts(source: Source, *, validation_fraction: float, split_seed: int = 0, **options) -> DatasetDict:
+    """Load texts for pretraining as train and validation.
+
+    Args:
+        source: see `load_texts`, as are the options.
+        split_seed: seed of the division of a built-in source, that of the later fine-tuning.
+    """
+    texts = load_texts(source, split_seed=split_seed, **options)
+    # Another seed: the texts may be what a division by this one left over, and all lie on the same side of it.
+    return split_by_hash(texts, validation_fraction=validation_fraction, test_fraction=0.0, split_seed=split_seed + 1)
 
 
 def split_by_hash(

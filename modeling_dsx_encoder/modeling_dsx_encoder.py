@@ -109,7 +109,8 @@ class DsxEncoderAttention(nn.Module):
 
     def forward(self, hidden_states, attention_mask, layout):
         """Hidden states `(..., E)` to the same shape, and the weights `(B, H, L, L)` where the back end gives them."""
-        heads = self.qkv_proj(hidden_states).unflatten(-1, (-1, self.head_dim))  # (..., H + 2 K, D)
+        num_projected = self.num_heads + 2 * self.num_key_value_heads
+        heads = self.qkv_proj(hidden_states).unflatten(-1, (num_projected, self.head_dim))  # (..., H + 2 K, D)
         query_key, value = heads.split([self.num_heads + self.num_key_value_heads, self.num_key_value_heads], dim=-2)
         rotation = layout.rotations[self.layer_type]
         if rotation is not None:

