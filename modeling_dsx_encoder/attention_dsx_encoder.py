@@ -386,8 +386,8 @@ class RectangularLayout:
         batch_size, length = like.shape[:2]
         if 0 in (batch_size, length):
             raise ValueError(
-                f"The inputs have batch {batch_size} and length {length}, but both must be at least 1: leave out empty "
-                "batches, and give every text at least its special tokens."
+                f"The inputs have batch {batch_size} and length {length}, but both must be at least 1: leave out "
+                "empty batches, and give every text at least its special tokens."
             )
         mask = read_attention_mask(attention_mask, batch_size, length, config.num_attention_heads)
         if position_ids is not None:
