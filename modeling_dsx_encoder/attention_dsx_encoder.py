@@ -362,6 +362,26 @@ def score_dtype(like: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else like.dtype
 
 
+def additive_mask(visible, bias, dtype, device) -> torch.Tensor | None:
+    """What is added to the scores: the bias where a query may see a key, the dtype's minimum elsewhere."""
+    if visible is None:
+        return None if bias is None else bias.to(dtype)
+    scores = torch.zeros((), dtype=dtype, device=device) if bias is None else bias.to(dtype)
+    return torch.where(visible, scores, torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device))
+
+
+def block_size(config: DsxEncoderConfig) -> int:
+    """Queries of blocked local attention that share their keys: about the radius, for the least work per query."""
+    return max(config.sliding_window, 64)
+
+
+def uses_blocks(config: DsxEncoderConfig, length: int) -> bool:
+    """Whether a sliding layer goes over a sequence in blocks: when those see at most half of its keys."""
+    if config.sliding_window is None:
+        return False
+    return length >= 2 * (config.num_global_tokens + block_size(config) + 2 * config.sliding_window)
+
+
 @dataclass
 class RectangularLayout:
     """A padded batch `(B, L)`: which tokens are real, where they stand, and who may see whom.
@@ -484,17 +504,15 @@ class RectangularLayout:
     def _score_mask(self, layer_type, bias, dtype, device):
         visible = self._visible(layer_type)
         if visible is None:
-            return None if bias is None else bias.to(dtype)
+            return additive_mask(None, bias, dtype, device)
         # A query that may see nothing would be softmax over nothing: it sees all, and `attend` sets its output to 0.
         blind = ~visible.any(dim=-1, keepdim=True)  # (B|1, 1|H, L|1, 1)
         if is_traced() or bool(blind.any()):
             self.blind[layer_type] = blind
             visible = visible | blind
-        scores = torch.zeros((), dtype=dtype, device=device) if bias is None else bias.to(dtype)
         if self.mask.scores is not None:
-            scores = scores + self.mask.scores.to(dtype)
-        hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
-        return torch.where(visible, scores, hidden)
+            bias = self.mask.scores if bias is None else bias + self.mask.scores
+        return additive_mask(visible, bias, dtype, device)
 
     def _library_mask(self, layer_type, bias, like):
         """The mask of another back end (flash, flex, registered by name), made by transformers."""
@@ -613,46 +631,92 @@ class FlatLayout(RectangularLayout):
 
     def prepare(self, positions, like):
         flat_positions = self.gather(self.position_ids)  # (T,)
-        longest = self.groups[-1][1] if self.groups else 0
-        ranks = torch.arange(longest, device=like.device)[None]
-        bias = positions.score_bias(ranks, ranks)  # (1, H, longest, longest): a sequence takes its corner
         masks = {}
         for layer_type in sorted(set(self.config.layer_types)):
             self.rotations[layer_type] = positions.rotation(like, flat_positions, layer_type)
-            masks[layer_type] = self._flat_mask(layer_type, bias, like, longest)
+            blocked = [layer_type == "sliding_attention" and uses_blocks(self.config, l) for _, l in self.groups]
+            longest = max(
+                (l for (_, l), in_blocks in zip(self.groups, blocked, strict=True) if not in_blocks), default=0
+            )
+            dense = self._dense_mask(layer_type, positions, like, longest)
+            masks[layer_type] = tuple(
+                self._block_mask(positions, like, l)
+                if in_blocks
+                else (None if dense is None else dense[..., :l, :l])  # a shorter sequence takes its corner
+                for (_, l), in_blocks in zip(self.groups, blocked, strict=True)
+            )
         return masks
 
-    def _flat_mask(self, layer_type, bias, like, longest):
-        dtype = score_dtype(like)
-        radius = self.config.sliding_window
-        bias = None if bias is None else bias.to(dtype)
-        if layer_type != "sliding_attention" or radius >= longest - 1:
-            return bias
-        ranks = torch.arange(longest, device=like.device)
-        near = self._near(ranks[:, None], ranks[None, :])[None, None]  # (1, 1, longest, longest)
-        scores = torch.zeros((), dtype=dtype, device=like.device) if bias is None else bias
-        return torch.where(near, scores, torch.full((), torch.finfo(dtype).min, dtype=dtype, device=like.device))
+    def _dense_mask(self, layer_type, positions, like, length):
+        ranks = torch.arange(length, device=like.device)[None]
+        bias = positions.score_bias(ranks, ranks)  # (1, H, l, l)
+        near = None
+        if layer_type == "sliding_attention" and self.config.sliding_window < length - 1:
+            near = self._near(ranks[:, :, None], ranks[:, None, :])[:, None]  # (1, 1, l, l)
+        return additive_mask(near, bias, score_dtype(like), like.device)
+
+    def _block_mask(self, positions, like, length):
+        """Added to the scores of blocks of queries, `(blocks, 1|H, block, keys)`, keys = global + block + 2 radius."""
+        block, radius, num_global = block_size(self.config), self.config.sliding_window, self.config.num_global_tokens
+        first = torch.arange(0, length, block, device=like.device)[:, None]  # (blocks, 1)
+        query = first + torch.arange(block, device=like.device)
+        local = first + torch.arange(-radius, block + radius, device=like.device)
+        key = torch.cat((torch.arange(num_global, device=like.device).expand(len(first), -1), local), dim=1)
+        # Global keys stand in front of every block; seen again inside the window they would count twice.
+        near = (query[:, :, None] - local[:, None, :]).abs() <= radius
+        near = near & ((local >= num_global) & (local < length))[:, None, :]
+        near = nn.functional.pad(near, (num_global, 0), value=True)
+        blocks = additive_mask(near[:, None], positions.score_bias(query, key), score_dtype(like), like.device)
+        # Global queries see everything, in a call of their own: (1, H, G, l) or None.
+        ranks = torch.arange(length, device=like.device)[None]
+        return blocks, additive_mask(
+            None, positions.score_bias(ranks[:, :num_global], ranks), blocks.dtype, like.device
+        )
 
     def attend(self, attention_interface, module, query, key, value, attention_mask):
         """Attention over `(T, heads, D)`, one call of the back end for each group of equally long sequences."""
         outputs, start = [], 0
-        for number, length in self.groups:
+        for (number, length), mask in zip(self.groups, attention_mask, strict=True):
             end = start + number * length
-            query_key_value = (
+            query_key_value = [
                 tensor[start:end].unflatten(0, (number, length)).transpose(1, 2)  # (n, heads, l, D)
                 for tensor in (query, key, value)
-            )
-            mask = None if attention_mask is None else attention_mask[..., :length, :length]
-            output, _ = attention_interface(
-                module,
-                *query_key_value,
-                mask,
-                dropout=module.attention_dropout if module.training else 0.0,
-                scaling=module.scaling,
-            )  # (n, l, H, D)
-            outputs.append(output.flatten(0, 1))
+            ]
+            in_blocks = module.layer_type == "sliding_attention" and uses_blocks(self.config, length)
+            attend = self._attend_blocks if in_blocks else self._attend_group
+            outputs.append(attend(attention_interface, module, *query_key_value, mask).flatten(0, 1))
             start = end
-        return (torch.cat(outputs) if outputs else query).flatten(1), None  # (T, E)
+        return torch.cat(outputs).flatten(1), None  # (T, E)
+
+    @staticmethod
+    def _attend_group(attention_interface, module, query, key, value, mask):
+        dropout = module.attention_dropout if module.training else 0.0
+        output, _ = attention_interface(module, query, key, value, mask, dropout=dropout, scaling=module.scaling)
+        return output  # (n, l, H, D)
+
+    def _attend_blocks(self, attention_interface, module, query, key, value, mask):
+        """Local attention at the cost of its window: a block of queries meets its own keys and a radius each side."""
+        number, _, length, _ = query.shape
+        block, radius, num_global = block_size(self.config), self.config.sliding_window, self.config.num_global_tokens
+        num_blocks = -(-length // block)
+        missing = num_blocks * block - length
+
+        def windows(tensor):
+            padded = nn.functional.pad(tensor, (0, 0, radius, radius + missing))
+            local = padded.unfold(2, block + 2 * radius, block).transpose(3, 4)  # (n, K, blocks, block + 2 radius, D)
+            everywhere = tensor[:, :, None, :num_global].expand(-1, -1, num_blocks, -1, -1)
+            return torch.cat((everywhere, local), dim=3).transpose(1, 2).flatten(0, 1)  # (n * blocks, K, ..., D)
+
+        queries = nn.functional.pad(query, (0, 0, 0, missing)).unflatten(2, (num_blocks, block))
+        queries = queries.transpose(1, 2).flatten(0, 1)  # (n * blocks, H, block, D)
+        mask, global_bias = mask
+        mask = mask.repeat(number, 1, 1, 1)  # (n * blocks, 1|H, block, keys)
+        output = self._attend_group(attention_interface, module, queries, windows(key), windows(value), mask)
+        output = output.unflatten(0, (number, num_blocks)).flatten(1, 2)[:, :length]  # (n, l, H, D)
+        if num_global:
+            seen = self._attend_group(attention_interface, module, query[:, :, :num_global], key, value, global_bias)
+            output = torch.cat((seen, output[:, num_global:]), dim=1)
+        return output
 
     def restore(self, hidden_states):
         batch_size, length = self.batch_shape
@@ -663,7 +727,7 @@ class FlatLayout(RectangularLayout):
 def choose_layout(
     config, like, attention_mask, position_ids, cu_seq_lens, output_attentions=False, output_hidden_states=False
 ) -> RectangularLayout:
-    """The layout of a batch: flat where there is padding or packing and nothing asks for the rectangle.
+    """The layout of a batch: flat where there is padding, packing or a long text under sliding layers.
 
     The rectangle stays when weights or all hidden states are wanted, when masks or positions are more than padding
     says, under tracing, compilation and export, where shapes must not follow the data, and on accelerators, where
@@ -671,13 +735,15 @@ def choose_layout(
     """
     layout = RectangularLayout.from_inputs(config, like, attention_mask, position_ids, cu_seq_lens, output_attentions)
     mask = layout.mask
+    blocked = "sliding_attention" in config.layer_types and uses_blocks(config, like.shape[1])
     serves = (
         config.padding_free
         and not (output_attentions or output_hidden_states or is_traced())
         and like.device.type == "cpu"
         and layout.attn_implementation in ("eager", "sdpa")
         and mask.pairs is None
-        and (layout.sequences is not None or (mask.tokens is not None and position_ids is None))
+        and (layout.sequences is not None or position_ids is None)
+        and (layout.sequences is not None or mask.tokens is not None or blocked)
         and (mask.tokens is None or bool(mask.tokens.any()))
     )
     return FlatLayout.from_rectangular(layout) if serves else layout
