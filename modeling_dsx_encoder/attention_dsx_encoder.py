@@ -31,9 +31,6 @@ def is_traced() -> bool:
     return torch.jit.is_tracing() or torch.compiler.is_compiling()
 
 
-# ------------------------------------------------------------------------------------------------ position schemes
-
-
 def sinusoidal_table(num_positions: int, hidden_size: int) -> torch.Tensor:
     """PE[p, 2i] = sin(p / 10000^(2i/E)), PE[p, 2i+1] = cos(same), in fp32; section 3.5 of arXiv:1706.03762.
 
@@ -272,9 +269,6 @@ def rotate(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torc
     return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
-# ------------------------------------------------------------------------------------------------ masks
-
-
 @dataclass
 class ReadMask:
     """An attention mask of any accepted form, as booleans.
@@ -353,7 +347,9 @@ def sequence_starts(
     return starts
 
 
-# ------------------------------------------------------------------------------------------------ layout
+def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    """Dtype for sums and exponentials: half precision overflows, double stays."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def score_dtype(like: torch.Tensor) -> torch.dtype:
@@ -411,7 +407,7 @@ class RectangularLayout:
             )
         mask = read_attention_mask(attention_mask, batch_size, length, config.num_attention_heads)
         if position_ids is not None:
-            position_ids = position_ids.view(1, -1) if position_ids.ndim == 1 else position_ids
+            position_ids = position_ids.view(-1, position_ids.shape[-1]).long()  # (L,) holds for all rows
             if position_ids.shape[0] not in (1, batch_size) or position_ids.shape[1:] != (length,):
                 raise ValueError(
                     f"position_ids has shape {tuple(position_ids.shape)}, but the inputs have batch {batch_size} and "
@@ -432,17 +428,17 @@ class RectangularLayout:
     @staticmethod
     def _ranks(tokens, starts, length, device):
         order = torch.arange(length, device=device)[None]  # (1, L)
+        before = order  # real tokens in front of each place
         if tokens is not None:
-            if is_traced() or not bool((tokens[:, 1:] <= tokens[:, :-1]).all()):
-                order = (tokens.cumsum(1) - 1).clamp(min=0)  # (B, L)
+            if starts is not None or is_traced() or not bool((tokens[:, 1:] <= tokens[:, :-1]).all()):
+                before = tokens.cumsum(1) - tokens.long()  # (B, L)
+                order = before + tokens.long() - 1
             else:
                 # Right padding, the usual case, keeps one row of positions for the whole batch: cheaper tables.
-                order = order.clamp(max=(tokens.sum(1).max() - 1).clamp(min=0))
+                order = order.clamp(max=tokens.sum(1).max() - 1)
         if starts is not None:
-            order = order.expand(starts.shape)
-            first = torch.where(starts, order, 0).cummax(1).values  # order of the first token of one's own sequence
-            order = order - first
-        return order
+            order = order - torch.where(starts, before, 0).cummax(1).values  # counted from one's own sequence
+        return order.clamp(min=0)
 
     def check_length(self, positions: PositionScheme, given: bool) -> None:
         """Refuse positions past the end of a table, before they become an index error on some device."""
@@ -458,8 +454,17 @@ class RectangularLayout:
                 "max_position_embeddings before training, or use 'rope', 'relative_bias' or 'alibi', which go on."
             )
 
-    def prepare(self, positions: PositionScheme, like: torch.Tensor) -> dict[str, torch.Tensor | None]:
-        """What every layer of a type adds to its scores, made once per batch: `(B|1, 1|H, L|1, L)` or None.
+    def counts_tokens(self) -> bool:
+        """Whether every real token's position is its rank, as it is unless a caller numbers them otherwise."""
+        same = self.position_ids == self.ranks
+        return self.position_ids is self.ranks or bool(
+            (same if self.mask.tokens is None else same | ~self.mask.tokens).all()
+        )
+
+    def prepare(self, positions: PositionScheme, like: torch.Tensor) -> dict[str, tuple[torch.Tensor | None, ...]]:
+        """What every layer of a type adds to its scores, made once per batch: here one `(B|1, 1|H, L|1, L)` or None.
+
+        Layers take the tensors one by one, since reentrant checkpointing loses the gradients of nested ones.
 
         Args:
             positions: The scheme, asked for its rotation and bias.
@@ -471,9 +476,9 @@ class RectangularLayout:
         for layer_type in sorted(set(self.config.layer_types)):
             self.rotations[layer_type] = positions.rotation(like, self.position_ids, layer_type)
             if self.attn_implementation in ("eager", "sdpa"):
-                masks[layer_type] = self._score_mask(layer_type, bias, dtype, like.device)
+                masks[layer_type] = (self._score_mask(layer_type, bias, dtype, like.device),)
             else:
-                masks[layer_type] = self._library_mask(layer_type, bias, like)
+                masks[layer_type] = (self._library_mask(layer_type, bias, like),)
         return masks
 
     def _visible(self, layer_type: str) -> torch.Tensor | None:
@@ -532,7 +537,7 @@ class RectangularLayout:
         create = create_bidirectional_sliding_window_mask if sliding else create_bidirectional_mask
         return create(self.config, like, self.mask.tokens)
 
-    def attend(self, attention_interface, module, query, key, value, attention_mask):
+    def attend(self, attention_interface, module, query, key, value, masks):
         """Attention over `(B, L, heads, D)` queries, keys and values, by the given back end.
 
         Returns:
@@ -544,7 +549,7 @@ class RectangularLayout:
             query.transpose(1, 2),  # (B, H, L, D)
             key.transpose(1, 2),  # (B, K, L, D)
             value.transpose(1, 2),
-            attention_mask,
+            masks[0],
             dropout=module.attention_dropout if module.training else 0.0,
             scaling=module.scaling,
             # Flash kernels count the token itself: a radius of r is a window of r + 1 on each side.
@@ -575,12 +580,13 @@ class RectangularLayout:
         if pooling == "cls":
             if tokens is None:
                 return hidden_states[:, 0]
-            first = tokens.int().argmax(dim=1)  # (B,)
-            return hidden_states[torch.arange(len(first), device=first.device), first]
+            first = tokens.int().argmax(dim=1)[:, None, None].expand(-1, 1, hidden_states.shape[-1])  # (B, 1, E)
+            return hidden_states.gather(1, first).squeeze(1)
         if pooling == "mean":
             if tokens is None:
-                return hidden_states.mean(dim=1, dtype=torch.float32).to(hidden_states.dtype)
-            total = hidden_states.masked_fill(~tokens[..., None], 0.0).sum(dim=1, dtype=torch.float32)
+                return hidden_states.mean(dim=1, dtype=at_least_fp32(hidden_states.dtype)).to(hidden_states.dtype)
+            total = hidden_states.masked_fill(~tokens[..., None], 0.0)
+            total = total.sum(dim=1, dtype=at_least_fp32(hidden_states.dtype))
             return (total / tokens.sum(dim=1, keepdim=True).clamp(min=1)).to(hidden_states.dtype)
         if tokens is None:
             return hidden_states.amax(dim=1)
@@ -639,12 +645,12 @@ class FlatLayout(RectangularLayout):
                 (l for (_, l), in_blocks in zip(self.groups, blocked, strict=True) if not in_blocks), default=0
             )
             dense = self._dense_mask(layer_type, positions, like, longest)
-            masks[layer_type] = tuple(
-                self._block_mask(positions, like, l)
-                if in_blocks
-                else (None if dense is None else dense[..., :l, :l])  # a shorter sequence takes its corner
-                for (_, l), in_blocks in zip(self.groups, blocked, strict=True)
-            )
+            masks[layer_type] = ()
+            for (_, l), in_blocks in zip(self.groups, blocked, strict=True):
+                if in_blocks:
+                    masks[layer_type] += self._block_masks(positions, like, l)
+                else:  # a shorter sequence takes its corner
+                    masks[layer_type] += (None if dense is None else dense[..., :l, :l], None)
         return masks
 
     def _dense_mask(self, layer_type, positions, like, length):
@@ -655,7 +661,7 @@ class FlatLayout(RectangularLayout):
             near = self._near(ranks[:, :, None], ranks[:, None, :])[:, None]  # (1, 1, l, l)
         return additive_mask(near, bias, score_dtype(like), like.device)
 
-    def _block_mask(self, positions, like, length):
+    def _block_masks(self, positions, like, length):
         """Added to the scores of blocks of queries, `(blocks, 1|H, block, keys)`, keys = global + block + 2 radius."""
         block, radius, num_global = block_size(self.config), self.config.sliding_window, self.config.num_global_tokens
         first = torch.arange(0, length, block, device=like.device)[:, None]  # (blocks, 1)
@@ -673,18 +679,20 @@ class FlatLayout(RectangularLayout):
             None, positions.score_bias(ranks[:, :num_global], ranks), blocks.dtype, like.device
         )
 
-    def attend(self, attention_interface, module, query, key, value, attention_mask):
+    def attend(self, attention_interface, module, query, key, value, masks):
         """Attention over `(T, heads, D)`, one call of the back end for each group of equally long sequences."""
         outputs, start = [], 0
-        for (number, length), mask in zip(self.groups, attention_mask, strict=True):
+        for (number, length), mask, global_bias in zip(self.groups, masks[::2], masks[1::2], strict=True):
             end = start + number * length
             query_key_value = [
                 tensor[start:end].unflatten(0, (number, length)).transpose(1, 2)  # (n, heads, l, D)
                 for tensor in (query, key, value)
             ]
-            in_blocks = module.layer_type == "sliding_attention" and uses_blocks(self.config, length)
-            attend = self._attend_blocks if in_blocks else self._attend_group
-            outputs.append(attend(attention_interface, module, *query_key_value, mask).flatten(0, 1))
+            if module.layer_type == "sliding_attention" and uses_blocks(self.config, length):
+                output = self._attend_blocks(attention_interface, module, *query_key_value, mask, global_bias)
+            else:
+                output = self._attend_group(attention_interface, module, *query_key_value, mask)
+            outputs.append(output.flatten(0, 1))
             start = end
         return torch.cat(outputs).flatten(1), None  # (T, E)
 
@@ -694,7 +702,7 @@ class FlatLayout(RectangularLayout):
         output, _ = attention_interface(module, query, key, value, mask, dropout=dropout, scaling=module.scaling)
         return output  # (n, l, H, D)
 
-    def _attend_blocks(self, attention_interface, module, query, key, value, mask):
+    def _attend_blocks(self, attention_interface, module, query, key, value, mask, global_bias):
         """Local attention at the cost of its window: a block of queries meets its own keys and a radius each side."""
         number, _, length, _ = query.shape
         block, radius, num_global = block_size(self.config), self.config.sliding_window, self.config.num_global_tokens
@@ -709,7 +717,6 @@ class FlatLayout(RectangularLayout):
 
         queries = nn.functional.pad(query, (0, 0, 0, missing)).unflatten(2, (num_blocks, block))
         queries = queries.transpose(1, 2).flatten(0, 1)  # (n * blocks, H, block, D)
-        mask, global_bias = mask
         mask = mask.repeat(number, 1, 1, 1)  # (n * blocks, 1|H, block, keys)
         output = self._attend_group(attention_interface, module, queries, windows(key), windows(value), mask)
         output = output.unflatten(0, (number, num_blocks)).flatten(1, 2)[:, :length]  # (n, l, H, D)
@@ -742,14 +749,11 @@ def choose_layout(
         and like.device.type == "cpu"
         and layout.attn_implementation in ("eager", "sdpa")
         and mask.pairs is None
-        and (layout.sequences is not None or position_ids is None)
+        and layout.counts_tokens()
         and (layout.sequences is not None or mask.tokens is not None or blocked)
         and (mask.tokens is None or bool(mask.tokens.any()))
     )
     return FlatLayout.from_rectangular(layout) if serves else layout
-
-
-# ------------------------------------------------------------------------------------------------ eager back end
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
@@ -773,7 +777,7 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     scores = (query * scaling) @ key.transpose(2, 3)  # (B, H, L, L)
     if attention_mask is not None:
         scores = scores + attention_mask
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = scores.softmax(dim=-1, dtype=at_least_fp32(scores.dtype)).to(query.dtype)
     output = nn.functional.dropout(weights, p=dropout, training=module.training) @ value  # (B, H, L, D)
     return output.transpose(1, 2), weights
 

@@ -38,6 +38,7 @@ from .attention_dsx_encoder import (
     POSITION_SCHEMES,
     PositionScheme,
     RectangularLayout,
+    at_least_fp32,
     choose_layout,
     eager_attention_forward,
     is_traced,
@@ -107,7 +108,7 @@ class DsxEncoderAttention(nn.Module):
         self.qkv_proj.fan_out = config.hidden_size
         self.out_proj.writes_residual = True
 
-    def forward(self, hidden_states, attention_mask, layout):
+    def forward(self, hidden_states, layout, *masks):
         """Hidden states `(..., E)` to the same shape, and the weights `(B, H, L, L)` where the back end gives them."""
         num_projected = self.num_heads + 2 * self.num_key_value_heads
         heads = self.qkv_proj(hidden_states).unflatten(-1, (num_projected, self.head_dim))  # (..., H + 2 K, D)
@@ -119,7 +120,7 @@ class DsxEncoderAttention(nn.Module):
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
             layout.attn_implementation, eager_attention_forward
         )
-        output, weights = layout.attend(attention_interface, self, query, key, value, attention_mask)  # (..., E)
+        output, weights = layout.attend(attention_interface, self, query, key, value, masks)  # (..., E)
         return self.out_proj(output), weights
 
 
@@ -157,13 +158,13 @@ class DsxEncoderLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.pre_norm = config.norm_position == "pre"
 
-    def forward(self, hidden_states, attention_mask, layout):
+    def forward(self, hidden_states, layout, *masks):
         if self.pre_norm:
             hidden_states = hidden_states + self.dropout(
-                self.attention(self.attention_norm(hidden_states), attention_mask, layout)[0]
+                self.attention(self.attention_norm(hidden_states), layout, *masks)[0]
             )
             return hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))
-        attended = self.attention(hidden_states, attention_mask, layout)[0]
+        attended = self.attention(hidden_states, layout, *masks)[0]
         hidden_states = self.attention_norm(hidden_states + self.dropout(attended))
         return self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states)))
 
@@ -310,12 +311,9 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
         hidden_states = self.embeddings(*inputs, self.positions, layout.gather(layout.position_ids))
         masks = layout.prepare(self.positions, hidden_states)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, masks[layer.attention.layer_type], layout)
+            hidden_states = layer(hidden_states, layout, *masks[layer.attention.layer_type])
         hidden_states = self.final_norm(hidden_states)
         return BaseModelOutput(last_hidden_state=layout.restore(hidden_states))
-
-
-# ------------------------------------------------------------------------------------------------ losses
 
 
 def check_indices(name: str, indices: torch.Tensor | None, size_name: str, size: int) -> None:
@@ -365,7 +363,8 @@ def cross_entropy_loss(logits, labels, num_items_in_batch=None, size_name="num_l
 
     Without any item the loss is 0 and still has a graph, so that every process of a distributed run goes backward.
     """
-    logits, labels = logits.flatten(0, -2).float(), labels.flatten().to(logits.device)
+    logits = logits.flatten(0, -2).to(at_least_fp32(logits.dtype))
+    labels = labels.flatten().to(logits.device)
     if labels.is_floating_point() and not is_traced():
         fractions = labels[labels != labels.round()]
         if fractions.numel():
@@ -379,6 +378,16 @@ def cross_entropy_loss(logits, labels, num_items_in_batch=None, size_name="num_l
     check_indices("labels", labels.masked_fill(~items, 0), size_name, logits.shape[-1])
     total = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return mean_over_items(total, items, num_items_in_batch)
+
+
+def answer_labels(places: torch.Tensor, length: int, tokens: torch.Tensor | None) -> torch.Tensor:
+    """Places of answers `(B,)` or `(B, 1)` as labels `(B,)`: -100 outside the row of `length` and on padding."""
+    places = places.long().view(-1)
+    outside = (places < 0) | (places >= length)
+    if tokens is not None:
+        places, outside = places.to(tokens.device), outside.to(tokens.device)
+        outside = outside | ~tokens.bool().gather(1, places.clamp(0, length - 1)[:, None]).squeeze(1)
+    return places.masked_fill(outside, IGNORE_INDEX)
 
 
 def problem_type_of(config: DsxEncoderConfig, logits: torch.Tensor, labels: torch.Tensor) -> str:
@@ -410,7 +419,7 @@ def sequence_loss(config, logits, labels, num_items_in_batch=None):
             f"labels has shape {tuple(labels.shape)}, but problem_type {problem_type!r} with num_labels="
             f"{config.num_labels} takes {tuple(logits.shape)}."
         )
-    logits = logits.float()
+    logits = logits.to(at_least_fp32(logits.dtype))
     targets = labels.to(logits.device, logits.dtype).view_as(logits)
     if problem_type == "regression":
         total = (logits - targets).square().sum()
@@ -419,9 +428,6 @@ def sequence_loss(config, logits, labels, num_items_in_batch=None):
     targets = targets.masked_fill(~items, 0.0)
     losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     return mean_over_items(losses.masked_fill(~items, 0.0).sum(), items, num_items_in_batch)
-
-
-# ------------------------------------------------------------------------------------------------ heads
 
 
 class DsxEncoderPredictionHead(nn.Module):
@@ -602,7 +608,9 @@ class DsxEncoderForQuestionAnswering(DsxEncoderPreTrainedModel):
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        """Inputs as in `DsxEncoderModel.forward`; start and end `(B,)` are places in the row, outside it: no answer.
+        """Inputs as in `DsxEncoderModel.forward`; `start_positions` and `end_positions` `(B,)` are places in the row.
+
+        An answer that was cut off, past the row or on its padding, is no item.
 
         Returns:
             `loss`, the mean of both cross entropies, and `start_logits` and `end_logits` `(B, L)`, the dtype's
@@ -610,14 +618,15 @@ class DsxEncoderForQuestionAnswering(DsxEncoderPreTrainedModel):
         """
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))  # (B, L, 2)
-        if layout.mask.tokens is not None:
-            logits = logits.masked_fill(~layout.mask.tokens[..., None], torch.finfo(logits.dtype).min)
+        tokens = layout.mask.tokens
+        if tokens is not None:
+            logits = logits.masked_fill(~tokens[..., None], torch.finfo(logits.dtype).min)
         start_logits, end_logits = logits.unbind(dim=-1)  # (B, L) each
         loss = None
         if start_positions is not None and end_positions is not None:
             num_items = kwargs.get("num_items_in_batch")
             loss = 0.5 * sum(
-                cross_entropy_loss(logits_of, self._place_labels(places, logits_of), num_items)
+                cross_entropy_loss(logits_of, answer_labels(places, logits_of.shape[1], tokens), num_items)
                 for logits_of, places in ((start_logits, start_positions), (end_logits, end_positions))
             )
         return QuestionAnsweringModelOutput(
@@ -627,11 +636,6 @@ class DsxEncoderForQuestionAnswering(DsxEncoderPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    @staticmethod
-    def _place_labels(places, logits):
-        places = places.to(logits.device, torch.long).view(-1)  # (B,) or (B, 1)
-        return places.masked_fill((places < 0) | (places >= logits.shape[1]), IGNORE_INDEX)
 
 
 class DsxEncoderForMultipleChoice(DsxEncoderPreTrainedModel):
@@ -686,6 +690,7 @@ class DsxEncoderForMultipleChoice(DsxEncoderPreTrainedModel):
 
 
 __all__ = [
+    "IGNORE_INDEX",
     "DsxEncoderForMaskedLM",
     "DsxEncoderForMultipleChoice",
     "DsxEncoderForQuestionAnswering",
@@ -693,4 +698,5 @@ __all__ = [
     "DsxEncoderForTokenClassification",
     "DsxEncoderModel",
     "DsxEncoderPreTrainedModel",
+    "answer_labels",
 ]

@@ -168,6 +168,10 @@ def _read_kind(kind: str, paths: Sequence[Path]) -> Dataset:
         try:
             return load_dataset(builder, data_files=[str(path) for path in plain], split="train", **options)
         except Exception as error:  # builders raise what the parsers below them raise
+            if "corresponds to no data" in f"{error} {error.__cause__}":
+                raise ValueError(
+                    f"{', '.join(str(path) for path in paths)} has no rows; take it out of the source"
+                ) from error
             raise ValueError(
                 f"cannot read {', '.join(str(path) for path in paths)} as {kind}: {error.__cause__ or error}. "
                 "Correct the file; all files of one source must have the same columns"

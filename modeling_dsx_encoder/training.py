@@ -24,10 +24,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import get_parameter_names
 
 from .epoch_order import EpochCallback, EpochSampler, row_lengths
+from .modeling_dsx_encoder import IGNORE_INDEX, answer_labels
 from .non_finite import NonFiniteCallback, NonFiniteError
 from .runs import last_checkpoint, prepare_run, save_finished
-
-IGNORED_LABEL = -100
 
 # Biases, norms and tables of positions are few numbers that say where or how much: decay only pulls them off.
 NO_DECAY_PATTERNS = (
@@ -102,9 +101,13 @@ class DsxTrainer(Trainer):
 
     def _labels_of(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """A tensor whose entries other than -100 are the items of the loss."""
-        labels = inputs.get("labels", inputs.get("start_positions"))
+        labels = inputs.get("labels")
+        if labels is None and "start_positions" in inputs:
+            places, mask = inputs["start_positions"], inputs.get("attention_mask")
+            length = inputs["input_ids"].shape[1]
+            labels = answer_labels(places, length, mask if mask is not None and mask.dim() == 2 else None)
         if isinstance(inputs, RepeatedRows) and labels is not None:
-            return torch.full_like(labels, IGNORED_LABEL)
+            return torch.full_like(labels, IGNORE_INDEX)
         config = self.accelerator.unwrap_model(self.model).config
         if labels is None:
             return None
@@ -142,7 +145,7 @@ class DsxTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _note_loss(self, mean_loss: torch.Tensor, labels: torch.Tensor) -> None:
-        num_items = labels.ne(IGNORED_LABEL).sum()
+        num_items = labels.ne(IGNORE_INDEX).sum()
         total = mean_loss.detach().float() * num_items
         self._eval_parts.append((torch.where(num_items > 0, total, torch.zeros_like(total)), num_items))
 

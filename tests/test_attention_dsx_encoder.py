@@ -24,6 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from modeling_dsx_encoder import DsxEncoderForSequenceClassification, DsxEncoderForTokenClassification, DsxEncoderModel
+from modeling_dsx_encoder import attention_dsx_encoder as attention
 
 BACK_ENDS = ("eager", "sdpa")
 STYLES = [
@@ -806,6 +807,58 @@ def test_padding_free_does_no_work_on_padding():
     assert seen == [(20, 32), (3, 9, 32), (3, 9, 32)]
 
 
+LONG = (60, 60, 43, 41, 40, 39, 3)  # around the length from which a radius of 3 goes in blocks
+
+
+@pytest.mark.parametrize("scheme", POSITIONS)
+def test_blocked_local_attention_equals_the_full_mask(scheme, monkeypatch):
+    """Outputs and gradients over long rows, grouped queries and global tokens, on both back ends."""
+    monkeypatch.setattr(attention, "block_size", lambda config: 14)  # blocks from 40 tokens on, not from hundreds
+    for back_end, num_global in (("sdpa", 0), ("sdpa", 2), ("eager", 1)):
+        fields = {"position_embedding_type": scheme, "num_key_value_heads": 2, "num_global_tokens": num_global}
+        fields |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
+        pair = [build(DsxEncoderModel, tiny_config(padding_free=free, **fields), back_end) for free in (True, False)]
+        compare(pair, *token_batch(lengths=LONG), True, (back_end, num_global))
+
+
+def test_blocked_local_attention_builds_no_full_mask(monkeypatch):
+    fields = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4, "max_position_embeddings": 4096}
+    model = build(DsxEncoderModel, tiny_config(**fields))
+    sizes = []
+    additive_mask = attention.additive_mask
+    monkeypatch.setattr(attention, "additive_mask", lambda *inputs: sizes.append(additive_mask(*inputs)) or sizes[-1])
+    for length in (1024, 2048):
+        model(token_batch(lengths=(length,))[0])
+    sizes = [mask.numel() for mask in sizes if mask is not None]
+    assert 0 < sum(sizes) <= (1024 + 2048) * (64 + 2 * 4)
+
+
+@pytest.mark.parametrize("scheme", ["alibi", "relative_bias", "rope"])
+def test_positions_of_the_caller_are_used_in_packed_rows(scheme):
+    """Positions that do more than count give the same with and without the flat layout, whatever their dtype."""
+    input_ids = token_batch()[0][:1]
+    numbers = [[0, 2, 4, 5, 9, 0, 1, 5, 6]]
+    fields = {"position_embedding_type": scheme}
+    flat, padded = (build(DsxEncoderModel, tiny_config(padding_free=free, **fields)) for free in (True, False))
+    expected = padded(input_ids, position_ids=torch.tensor(numbers)).last_hidden_state
+    for dtype in (torch.int64, torch.int32, torch.uint8):
+        found = flat(input_ids, position_ids=torch.tensor(numbers, dtype=dtype)).last_hidden_state
+        assert_close(found, expected, **CLOSE)
+
+
+def test_hidden_first_tokens_move_the_rank_of_the_packed_sequence():
+    fields = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 1, "num_global_tokens": 1}
+    input_ids = token_batch()[0][:1]
+    mask = torch.tensor([[1, 1, 1, 1, 0, 1, 1, 1, 1]])
+    starts = torch.tensor([0, 4, 9], dtype=torch.int32)
+    flat, padded = (build(DsxEncoderModel, tiny_config(padding_free=free, **fields)) for free in (True, False))
+    found, expected = (
+        model(input_ids, attention_mask=mask, cu_seq_lens_q=starts).last_hidden_state for model in (flat, padded)
+    )
+    assert_close(found, expected, **CLOSE)
+    assert_close(found[:, 5:], flat(input_ids[:, 5:]).last_hidden_state, **CLOSE)
+
+
 def packed(lengths=(5, 9)):
     """Sequences one after the other in one row, as flattening collators make them, and the sequences alone."""
     rows = [ids[None, :length] for ids, length in zip(token_batch(lengths=lengths)[0], lengths, strict=True)]
@@ -983,3 +1036,11 @@ def test_compile_keeps_one_graph(scheme):
     torch.compiler.reset()
     compiled = torch.compile(Trunk(model), backend="eager", fullgraph=True)
     check_static(compiled, model)
+
+
+def test_traced_heads_take_other_batches():
+    model = build(DsxEncoderForSequenceClassification, tiny_config())
+    model.config.return_dict = False
+    input_ids, mask = token_batch("left")
+    traced = torch.jit.trace(model, (input_ids, mask), check_trace=False)
+    assert_close(traced(input_ids[:2], mask[:2])[0], model(input_ids[:2], mask[:2])[0], **CLOSE)

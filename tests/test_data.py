@@ -246,6 +246,9 @@ def test_a_broken_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"cut.jsonl.gz cannot be unpacked"):
         load_rows(tmp_path / "cut.jsonl.gz")
     (tmp_path / "empty.csv").touch()
+    (tmp_path / "head.csv").write_text("text,label\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"head.csv has no rows"):
+        load_splits(tmp_path / "head.csv")
     with pytest.raises(ValueError, match=r"empty.csv is empty"):
         load_rows(tmp_path / "empty.csv")
 

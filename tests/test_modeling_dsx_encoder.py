@@ -509,6 +509,23 @@ def test_question_positions_of_any_shape_and_dtype():
     assert_close(column, expected)
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_answers_that_were_cut_off_are_no_items(side):
+    """Past the row or on padding; the loss is that of the other rows, and finite where no row has an answer."""
+    model = build(DsxEncoderForQuestionAnswering, tiny_config())
+    input_ids, mask = token_batch(side)
+    whole = mask.argmax(dim=1)
+    for lost in (int((mask[1] == 0).nonzero()[0]), 9, 10**6, -1):
+        places = whole.clone()
+        places[1] = lost
+        loss = model(input_ids, attention_mask=mask, start_positions=places, end_positions=places).loss
+        rest = [model(input_ids[[row]], attention_mask=mask[[row]], start_positions=whole[[row]],
+                      end_positions=whole[[row]]).loss for row in (0, 2)]  # fmt: skip
+        assert_close(loss, torch.stack(rest).mean(), **CLOSE)
+    nowhere = torch.full((3,), 99)
+    assert model(input_ids, attention_mask=mask, start_positions=nowhere, end_positions=nowhere).loss == 0
+
+
 # Case 1: gradient accumulation, by the real Trainer
 
 
