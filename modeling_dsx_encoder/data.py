@@ -63,9 +63,11 @@ class Columns:
         for option, (name, _) in wanted.items():
             if name not in rows.column_names:
                 near = get_close_matches(name, rows.column_names, n=1, cutoff=0.4)
+                hint = f"did you mean {near[0]!r}?" if near else "name one of them"
+                if len(rows.column_names) == 1 and any(mark in rows.column_names[0] for mark in ";\t|"):
+                    hint = "its cells seem to be separated by another mark: save it with commas, or with tabs as .tsv"
                 raise ValueError(
-                    f"{option} is {name!r}, but {where} has the columns {', '.join(rows.column_names)}; "
-                    + (f"did you mean {near[0]!r}?" if near else "name one of them")
+                    f"{option} is {name!r}, but {where} has the columns {', '.join(rows.column_names)}; {hint}"
                 )
         rows = rows.select_columns([name for name, _ in wanted.values()])
         rows = rows.rename_columns({old: new for old, new in wanted.values() if old != new})

@@ -222,7 +222,19 @@ def parse_recipe(argument_classes: tuple, argv: list[str] | None = None) -> tupl
         known = field_types(argument_classes)
         name = rest[0].lstrip("-").split("=")[0].replace("-", "_")
         raise ValueError(f"unknown argument {rest[0]!r} on the command line: {nearest(name, known)}")
+    for group in arguments:
+        refuse_wrong_outputs(group)
     return tuple(arguments)
+
+
+def refuse_wrong_outputs(arguments: Any) -> None:
+    """Refuses, before any work, a folder to write that is a file, and a file to write that is a folder."""
+    for name in ("output_dir", "target", "scores_file"):
+        path = Path(getattr(arguments, name, None) or os.devnull)
+        if path.is_file() and name != "scores_file":
+            raise ValueError(f"{name}={str(path)!r} is a file, but a folder is written there: give another --{name}")
+        if path.is_dir() and name == "scores_file":
+            raise ValueError(f"{name}={str(path)!r} is a folder, but a file is written there: give a name in it")
 
 
 def resolved_recipe(arguments: tuple) -> dict[str, Any]:

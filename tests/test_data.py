@@ -220,6 +220,9 @@ def test_a_missing_column_names_the_nearest(tmp_path):
         load_rows(path)
     with pytest.raises(ValueError, match=r"label_column is 'zzz'.* name one of them"):
         load_rows(path, text_column="texts", label_column="zzz")
+    (tmp_path / "semicolons.csv").write_text("text;label\n好;1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"semicolons.csv has the columns text;label; its cells seem to be separated"):
+        load_splits(tmp_path / "semicolons.csv")
 
 
 def test_a_wrong_encoding_names_file_place_and_way_out(tmp_path):

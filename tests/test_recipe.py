@@ -74,6 +74,23 @@ def test_missing_recipe_file_is_refused():
         parse_recipe((ModelArguments,), ["nowhere.yaml"])
 
 
+@dataclass
+class Outputs:
+    output_dir: str | None = None
+    scores_file: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("option", "message"), [("output_dir", "is a file, but a folder"), ("scores_file", "is a fol")]
+)
+def test_outputs_of_the_wrong_kind_are_refused_before_any_work(option, message, tmp_path):
+    path = tmp_path / "there"
+    path.touch() if option == "output_dir" else path.mkdir()
+    with pytest.raises(ValueError, match=rf"{option}=.*there' {message}"):
+        parse_recipe((Outputs,), [f"--{option}", str(path)])
+    parse_recipe((Outputs,), [f"--{option}", str(tmp_path / "new")])
+
+
 @pytest.mark.parametrize("option", ["--learning-rat", "--learning_rat=3"])
 def test_unknown_option_is_refused(option):
     with pytest.raises(ValueError, match=r"unknown argument .* did you mean 'learning_rate'"):
