@@ -13,10 +13,12 @@ size.
 """
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -269,8 +271,7 @@ def rotate(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torc
     return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
-@dataclass
-class ReadMask:
+class ReadMask(NamedTuple):
     """An attention mask of any accepted form, as booleans.
 
     `tokens` `(B, L)` says which tokens are real, None: all. `pairs` `(B, 1|H, L, L)` says which query may see which
@@ -439,6 +440,12 @@ class RectangularLayout:
         if starts is not None:
             order = order - torch.where(starts, before, 0).cummax(1).values  # counted from one's own sequence
         return order.clamp(min=0)
+
+    def to(self, device, **options) -> "RectangularLayout":
+        """A copy on another device: what accelerate asks of the inputs of layers that lie on several devices."""
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        moved = tree_map(lambda v: v.to(device, **options) if isinstance(v, torch.Tensor) else v, values)
+        return replace(self, **moved)
 
     def check_length(self, positions: PositionScheme, given: bool) -> None:
         """Refuse positions past the end of a table, before they become an index error on some device."""
@@ -619,13 +626,7 @@ class FlatLayout(RectangularLayout):
         places = torch.arange(batch_size * length, device=sequence.device)
         places = places if tokens is None else places[tokens.flatten()]  # (T,)
         _, counts = sequence.unique_consecutive(return_counts=True)
-        # Stable sorts keep the tokens of a sequence together and in order.
-        order = (
-            counts.repeat_interleave(counts)
-            .mul(len(counts))
-            .add(torch.arange(len(counts), device=counts.device).repeat_interleave(counts))
-            .argsort(stable=True)
-        )
+        order = counts.repeat_interleave(counts).argsort(stable=True)  # stable: a sequence stays together, in order
         lengths, numbers = counts.sort().values.unique_consecutive(return_counts=True)
         values = {field.name: getattr(layout, field.name) for field in fields(layout)}
         return cls(**values, indices=places[order], groups=tuple(zip(numbers.tolist(), lengths.tolist(), strict=True)))

@@ -6,6 +6,7 @@ import math
 import pytest
 import reference
 import torch
+from accelerate.utils import send_to_device
 from tiny import (
     NO_DROPOUT,
     POSITIONS,
@@ -795,6 +796,21 @@ def test_padding_free_equals_padded(scheme):
         fields = {"position_embedding_type": scheme, **WINDOWS[window]}
         pair = [build(DsxEncoderModel, tiny_config(padding_free=free, **fields), back_end) for free in (True, False)]
         compare(pair, *token_batch(side), True, (window, side, back_end))
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_layout_moves_whole_to_another_device(free):
+    """A model spread over several devices hands the layout on through accelerate's hooks."""
+    model = build(DsxEncoderModel, tiny_config(padding_free=free, position_embedding_type="rope"))
+    input_ids, mask = token_batch()
+    layout = model.layout(input_ids, mask)
+    layout.prepare(model.positions, torch.zeros(20 if free else 3, *() if free else (9,), 32))
+    moved = send_to_device(layout, "meta")
+    assert type(moved) is type(layout)
+    assert moved.config is model.config
+    tensors = [moved.ranks, moved.position_ids, moved.mask.tokens, *moved.rotations["full_attention"]]
+    assert {tensor.device.type for tensor in tensors + ([moved.indices] if free else [])} == {"meta"}
+    assert layout.ranks.device.type == "cpu"
 
 
 def test_padding_free_does_no_work_on_padding():
