@@ -47,14 +47,17 @@ class EpochSampler(Sampler):
 
 
 class EpochCallback(TrainerCallback):
-    """Tells the sampler and the collator (masks!) which epoch begins, in a resumed run too."""
+    """Tells the sampler and the collator (masks!) which epoch begins, in a resumed run too.
+
+    DsxTrainer has it; another Trainer with our collator needs `trainer.add_callback(EpochCallback(trainer))`.
+    """
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         """`state.epoch` is a fraction in the middle of an epoch, whole at its ends."""
-        for part in (self.trainer.train_sampler, self.trainer.data_collator):
+        for part in (getattr(self.trainer, "train_sampler", None), self.trainer.data_collator):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(int(state.epoch or 0))
 

@@ -88,7 +88,7 @@ def export(
     unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _copy(source, unfinished, WEIGHT_FILES, "weights", "save the model with `save_pretrained` first")
-        _copy_tokenizer(Path(tokenizer or source), unfinished)
+        _copy_tokenizer(Path(tokenizer or source), unfinished, config.max_position_embeddings)
         _copy(PACKAGE_DIR, unfinished, SHIPPED_FILES, "shipped code", "reinstall the package")
         # A config that was loaded from the Hub points at the code there; this folder brings its own.
         config.auto_map = dict(AUTO_MAP)
@@ -148,14 +148,19 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...], what: str, way_
         shutil.copyfile(path, target / path.name)
 
 
-def _copy_tokenizer(source: Path, target: Path) -> None:
+def _copy_tokenizer(source: Path, target: Path, max_length: int) -> None:
     _copy(source, target, TOKENIZER_FILES, "tokenizer", "name the tokenizer's folder with `tokenizer=`")
     path = target / "tokenizer_config.json"
-    if path.exists() and "auto_map" in json.loads(path.read_text(encoding="utf-8")):
+    values = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if "auto_map" in values:
         raise ValueError(
             f"tokenizer={str(source)!r} needs code of its own (`auto_map`), which does not ship: use a tokenizer that "
             "transformers loads by itself, such as `PreTrainedTokenizerFast`."
         )
+    # A wrapped tokenizer says 1e30, and `truncation=True` would cut nothing.
+    if values.get("model_max_length", max_length + 1) > max_length:
+        values["model_max_length"] = max_length
+        path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _probe(package: str, folder: str, auto_class: str, task: str, exchange: str) -> None:

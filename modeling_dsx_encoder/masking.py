@@ -2,7 +2,8 @@
 
 - The mask of a row depends on the seed, the epoch and the row's own tokens, on nothing else: not on the batch it
   is in, its place there, the number of processes or workers, nor on whether training was interrupted.
-- `MaskedLanguageModelingCollator` masks while it makes batches; `set_epoch` gives it new masks.
+- `MaskedLanguageModelingCollator` masks while it makes batches; `set_epoch` gives it new masks. DsxTrainer calls it;
+  another Trainer needs `EpochCallback` (epoch_order.py), or every epoch has the masks of the first.
 - `fixed_masks()` writes masks into the rows once, for evaluation.
 """
 

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from safetensors.torch import load_file, save_file
-from tiny import TRUNK_AND_HEADS, build, for_head, tiny_config, token_batch
+from tiny import POSITIONS, TRUNK_AND_HEADS, build, for_head, tiny_config, token_batch
 from transformers import AutoConfig
 
 from modeling_dsx_encoder import hub, model_card
@@ -63,8 +64,9 @@ def inputs_for(name):
 def saved(tmp_path_factory, tiny_tokenizer):
     """One folder a class as `save_pretrained` writes it, with the tokenizer."""
     root = tmp_path_factory.mktemp("saved")
-    for name, model_class in TRUNK_AND_HEADS.items():
-        config = tiny_config(id2label=LABELS, label2id={label: index for index, label in LABELS.items()})
+    for (name, model_class), scheme in zip(TRUNK_AND_HEADS.items(), POSITIONS, strict=True):
+        label2id = {label: index for index, label in LABELS.items()}
+        config = tiny_config(id2label=LABELS, label2id=label2id, position_embedding_type=scheme)
         build(model_class, config).save_pretrained(root / name)
         tiny_tokenizer.save_pretrained(root / name)
     return root
@@ -270,6 +272,24 @@ def test_verify_refuses_weights_that_are_not_all_there(exported, tmp_path):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"not as it was: .*missing_keys.*classifier.weight"):
         verify(folder)
+
+
+def test_exported_tokenizer_cuts_at_the_length_the_model_reads(saved, tiny_tokenizer, tmp_path):
+    """A wrapped tokenizer that knows no maximum; a text of 2,000 times two characters on a table of 64 positions."""
+    source = _copy_of(saved / "sequence", tmp_path / "source")
+    config = tiny_config(
+        position_embedding_type="learned", id2label=LABELS, label2id={n: i for i, n in LABELS.items()}
+    )
+    build(TRUNK_AND_HEADS["sequence"], config).save_pretrained(source)
+    wrapped = type(tiny_tokenizer)(tokenizer_object=tiny_tokenizer.backend_tokenizer, pad_token="[PAD]")
+    assert wrapped.model_max_length > 10**29
+    wrapped.save_pretrained(source)
+    folder = export(source, tmp_path / "target")
+    classify = transformers.pipeline("text-classification", model=str(folder), trust_remote_code=True)
+    assert classify.tokenizer.model_max_length == 64
+    assert classify("很好" * 2000, truncation=True)[0]["label"] in LABELS.values()
+    with pytest.raises(ValueError, match=r"4002 positions.*max_position_embeddings=64.*truncation=True"):
+        classify("很好" * 2000)
 
 
 @pytest.fixture

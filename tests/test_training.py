@@ -6,12 +6,19 @@ import pytest
 import torch
 from learner import DROPOUT, LOSSES, arguments, assert_same, learner, text_rows, weights
 from tiny import tiny_config
-from transformers import TrainerCallback, set_seed
+from transformers import Trainer, TrainerCallback, set_seed
 
 from modeling_dsx_encoder import DsxEncoderForMaskedLM, DsxEncoderForSequenceClassification
+from modeling_dsx_encoder.epoch_order import EpochCallback
 from modeling_dsx_encoder.masking import MaskedLanguageModelingCollator, fixed_masks
 from modeling_dsx_encoder.tasks import TASKS
-from modeling_dsx_encoder.training import build_trainer, last_checkpoint, parameter_groups, use_task_metric
+from modeling_dsx_encoder.training import (
+    DsxTrainer,
+    build_trainer,
+    last_checkpoint,
+    parameter_groups,
+    use_task_metric,
+)
 
 # ---- optimiser ----
 
@@ -130,6 +137,32 @@ def test_a_batch_without_a_masked_token_costs_nothing(tmp_path, tiny_tokenizer):
     assert trainer.train().training_loss == 0.0
     assert trainer.evaluate()["eval_loss"] == 0.0
     assert_same(before, weights(trainer.model))
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_each_epoch_asks_for_other_tokens(stock, tmp_path, tiny_tokenizer):
+    """The collator hears of the epoch from DsxTrainer, and from stock Trainer with the callback."""
+    collator, seen = MaskedLanguageModelingCollator(tiny_tokenizer, seed=3), []
+    rows = text_rows(4)
+    kwargs = {"train_dataset": rows, "data_collator": lambda batch: seen.append(collator(batch)) or seen[-1]}
+    kwargs["data_collator"].set_epoch = collator.set_epoch
+    options = arguments(tmp_path, num_train_epochs=3, per_device_train_batch_size=4, max_steps=-1)
+    trainer = (Trainer if stock else DsxTrainer)(DsxEncoderForMaskedLM(tiny_config()), options, **kwargs)
+    if stock:
+        trainer.add_callback(EpochCallback(trainer))
+    trainer.train()
+
+    def asked(batch):
+        """What each row is asked for, as places and tokens."""
+        rows = batch["labels"].tolist()
+        return {tuple((place, token) for place, token in enumerate(row) if token != -100) for row in rows}
+
+    expected = []
+    for epoch in range(3):
+        collator.set_epoch(epoch)
+        expected.append({next(iter(asked(collator([row])))) for row in rows})
+    assert [asked(batch) for batch in seen] == expected
+    assert expected[0] != expected[1] != expected[2] != expected[0]
 
 
 def test_predictions_keep_the_order_of_rows(tmp_path, tiny_tokenizer):
