@@ -118,7 +118,7 @@ class Demo:
     def export(self) -> Path:
         """Make the self-contained folder."""
         target = self.folder / "export"
-        facts = ("--datasets", self.data, "--overwrite", "true")
+        facts = ("--datasets", self.data, "--model_name", "dsx-sentiment-zh-demo", "--overwrite", "true")
         self.script("export_to_hub.py", "--source", self.folder / "finetuned", "--target", target, *facts)
         return target
 
