@@ -11,7 +11,8 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .recipe import DataArguments, ModelArguments, load_preset, nearest, require
+from .presets import load_preset, nearest
+from .recipe import DataArguments, ModelArguments, require
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
 from .data import load_splits
-from .recipe import CONFIGURATION_FOLDER
+from .presets import CONFIGURATION_FOLDER
 
 SCRIPTS_FOLDER = CONFIGURATION_FOLDER.parent / "scripts"
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig, Pipeline, PreTrainedConfig, pipeline
 
 from .building import naming_source
 from .labels import LabelMap
-from .recipe import nearest
+from .presets import nearest
 from .tasks import TASKS, Task
 
 

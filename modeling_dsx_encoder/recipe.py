@@ -1,16 +1,14 @@
-"""Recipes and presets: what a run is told, checked before anything is loaded.
+"""Recipes: what a run is told, checked before anything is loaded.
 
 - one dataclass per kind of argument (`ModelArguments`, `DataArguments`, `PretrainArguments`, `TokenizerArguments`,
   `DsxTrainingArguments`); their fields are the keys of a recipe and the options of a script
 - `parse_recipe`: a YAML recipe as first argument, the command line wins over it, an unknown name is refused with the
   nearest known one
 - `save_recipe`: the resolved recipe, written beside the output, runs again as it is
-- `load_preset`: `configuration/models/<name>.json` -> `DsxEncoderConfig`
+- `load_preset` (from presets.py): `configuration/models/<name>.json` -> `DsxEncoderConfig`
 """
 
 import dataclasses
-import difflib
-import json
 import os
 import sys
 from enum import Enum
@@ -20,9 +18,20 @@ from typing import Any, Literal
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
-from .configuration_dsx_encoder import DsxEncoderConfig
+from .presets import load_preset, nearest
 
-CONFIGURATION_FOLDER = Path(__file__).resolve().parents[1] / "configuration"
+__all__ = [
+    "DataArguments",
+    "DsxTrainingArguments",
+    "ModelArguments",
+    "PretrainArguments",
+    "TokenizerArguments",
+    "described",
+    "load_preset",
+    "parse_recipe",
+    "require",
+    "save_recipe",
+]
 
 # Never written to disk: a recipe is meant to be shared.
 SECRET_FIELDS = {"hub_token"}
@@ -162,12 +171,6 @@ class DsxTrainingArguments(TrainingArguments):
     overwrite_output_dir: bool = described(False, "Drop the checkpoints of an earlier run in output_dir.")
 
 
-def nearest(name: str, known: Any) -> str:
-    """Says which known name a misspelt one may mean, or lists them all where nothing is near."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"known names: {', '.join(sorted(known))}"
-
-
 def field_types(argument_classes: tuple) -> dict[str, type]:
     """Names and types of all fields that a recipe for these dataclasses may hold."""
     return {field.name: field.type for cls in argument_classes for field in dataclasses.fields(cls) if field.init}
@@ -261,45 +264,3 @@ def save_recipe(arguments: tuple, folder: str | os.PathLike, **changes: Any) -> 
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
     return path
-
-
-def known_config_keys() -> set[str]:
-    """Names that a preset may hold: the fields of the configuration and the literature's aliases."""
-    fields = {field.name for field in dataclasses.fields(DsxEncoderConfig)}
-    # The last two stand in config.json files that `save_pretrained` wrote, beside the fields.
-    return fields | set(DsxEncoderConfig.attribute_map) | {"num_labels", "auto_map", "use_cache"}
-
-
-def preset_path(name_or_path: str | os.PathLike) -> Path:
-    """Finds a preset by name, by path of its file, or by the folder that holds a config.json."""
-    path = Path(name_or_path)
-    for candidate in (CONFIGURATION_FOLDER / "models" / f"{name_or_path}.json", path / "config.json", path):
-        if candidate.is_file():
-            return candidate
-    names = sorted(file.stem for file in (CONFIGURATION_FOLDER / "models").glob("*.json"))
-    raise ValueError(
-        f"preset {str(name_or_path)!r} is neither a name in configuration/models nor a file: "
-        + (nearest(str(name_or_path), names) if names else "give the path of a config.json")
-    )
-
-
-def load_preset(name_or_path: str | os.PathLike, **overrides: Any) -> DsxEncoderConfig:
-    """Builds a configuration from a preset; a key that no field has is refused, in the file and in `overrides`."""
-    path = preset_path(name_or_path)
-    values = json.loads(path.read_text(encoding="utf-8"))
-    model_type = values.pop("model_type", DsxEncoderConfig.model_type)
-    if model_type != DsxEncoderConfig.model_type:
-        raise ValueError(
-            f"{path.name} has model_type {model_type!r}, but a preset of this package has "
-            f"{DsxEncoderConfig.model_type!r}: load foreign configurations with AutoConfig"
-        )
-    aliases = DsxEncoderConfig.attribute_map
-    merged = {aliases.get(key, key): value for key, value in values.items()}
-    merged |= {aliases.get(key, key): value for key, value in overrides.items()}
-    known = known_config_keys()
-    for key in merged:
-        if key not in known:
-            raise ValueError(
-                f"preset {path.name} or its overrides have the unknown key {key!r}: {nearest(key, known)}"
-            )
-    return DsxEncoderConfig(**merged)

@@ -11,8 +11,8 @@ import yaml
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 
 from modeling_dsx_encoder import DsxEncoderConfig, DsxEncoderModel
+from modeling_dsx_encoder.presets import CONFIGURATION_FOLDER
 from modeling_dsx_encoder.recipe import (
-    CONFIGURATION_FOLDER,
     DataArguments,
     DsxTrainingArguments,
     ModelArguments,

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from modeling_dsx_encoder import DsxEncoderConfig
+from modeling_dsx_encoder.presets import preset_path
 from modeling_dsx_encoder.recipe import (
     DataArguments,
     DsxTrainingArguments,
@@ -15,7 +16,6 @@ from modeling_dsx_encoder.recipe import (
     TokenizerArguments,
     load_preset,
     parse_recipe,
-    preset_path,
     require,
     save_recipe,
 )
