@@ -50,7 +50,7 @@ def test_all_stages_fit_each_other(tmp_path):
             writer.writeheader()
             writer.writerows(reviews(num_rows, seed))
     quick = ("--max_steps", "2", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false")
-    demo = Demo(tmp_path / "demo", str(data), vocabulary=("--vocab_size", "320"), quick=quick)
+    demo = Demo(tmp_path / "demo", str(data), vocabulary=("--vocab_size", "280"), quick=quick)
     assert demo.run().startswith("demo: accuracy ")
     assert (tmp_path / "demo" / "export" / "README.md").is_file()
     assert len(demo.seconds) == 9
