@@ -5,6 +5,7 @@ PYTHON3 ?= python3
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+SOURCES := modeling_dsx_encoder scripts tests
 # One worker per core, at most four: each holds its own copy of torch. A file stays on one worker, with its fixtures.
 PYTEST_FLAGS ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 # Tests and demo read only what is installed, and the workers share the cores already.
@@ -37,12 +38,12 @@ test-all: $(STAMP) ## the slow tests too
 	$(OFFLINE) OMP_NUM_THREADS=1 $(PYTHON) -m pytest $(PYTEST_FLAGS) -m "not gpu and not network"
 
 check: $(STAMP) ## report style faults, change nothing
-	$(PYTHON) -m ruff check .
-	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check $(SOURCES)
+	$(PYTHON) -m ruff format --check $(SOURCES)
 
 fix: $(STAMP) ## repair the style faults that can be repaired
-	$(PYTHON) -m ruff check --fix .
-	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix $(SOURCES)
+	$(PYTHON) -m ruff format $(SOURCES)
 
 clean: ## remove the environment, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

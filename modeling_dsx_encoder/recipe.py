@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
@@ -169,6 +170,11 @@ class DsxTrainingArguments(TrainingArguments):
     # All parameters of a DSX head take part in every step; looking for idle ones costs a walk over the graph each.
     ddp_find_unused_parameters: bool | None = described(False, "Look for parameters that took no part in a step.")
     overwrite_output_dir: bool = described(False, "Drop the checkpoints of an earlier run in output_dir.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        # Pinned memory serves copies to a device; without one PyTorch warns at every epoch.
+        self.dataloader_pin_memory = self.dataloader_pin_memory and torch.accelerator.is_available()
 
 
 def field_types(argument_classes: tuple) -> dict[str, type]:

@@ -1,6 +1,7 @@
 """Ask a saved classifier, the way anybody would who has transformers and the folder, and nothing of this package.
 
-Prints the class that answers and where its code comes from, then label and score of each text.
+Prints the class that answers and where its code comes from, then label and score of each text; of a multi-label model
+every label with a score of 0.5 or more.
 
     python scripts/classify.py runs/demo/export 房间很干净 "the book is dull"
     python scripts/classify.py someone/dsx-sentiment-zh 房间很干净
@@ -8,7 +9,7 @@ Prints the class that answers and where its code comes from, then label and scor
 
 import argparse
 
-from transformers import pipeline
+from transformers import AutoConfig, pipeline
 
 
 def main() -> None:
@@ -18,10 +19,17 @@ def main() -> None:
     parser.add_argument("texts", nargs="+", help="texts to classify")
     arguments = parser.parse_args()
 
+    config = AutoConfig.from_pretrained(arguments.model, trust_remote_code=True)
+    head = (config.architectures or ["no class"])[0]
+    if not head.endswith("ForSequenceClassification"):
+        parser.error(f"{arguments.model} holds {head}, but texts are classified by a ...ForSequenceClassification")
     answer = pipeline("text-classification", model=arguments.model, trust_remote_code=True, truncation=True)
     print(f"{type(answer.model).__name__} from {type(answer.model).__module__}")
-    for text, result in zip(arguments.texts, answer(arguments.texts), strict=True):
-        print(f"{result['label']:>10} {result['score']:.3f}  {text}")
+    several = config.problem_type == "multi_label_classification"
+    for text, results in zip(arguments.texts, answer(arguments.texts, top_k=None), strict=True):
+        shown = [result for result in results if result["score"] >= 0.5] if several else results[:1]
+        labels = ", ".join(f"{result['label']} {result['score']:.3f}" for result in shown)
+        print(f"{labels or 'no label':>16}  {text}")
 
 
 if __name__ == "__main__":

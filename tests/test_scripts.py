@@ -3,15 +3,22 @@
 import json
 import os
 import random
+import re
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from tiny import tiny_config
 
-from modeling_dsx_encoder import DsxEncoderForMaskedLM
+from modeling_dsx_encoder import (
+    DsxEncoderForMaskedLM,
+    DsxEncoderForSequenceClassification,
+    DsxEncoderForTokenClassification,
+)
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
@@ -131,6 +138,28 @@ def losses(folder):
     names = ("loss", "grad_norm", "eval_loss")
     found = [entry[name] for entry in history for name in names if name in entry]
     return [*found, metrics["eval_loss"], metrics["test_loss"]]
+
+
+def test_classify_answers_by_the_kind_of_model(tmp_path, tiny_tokenizer, capsys):
+    labels = {0: "快递", 1: "质量", 2: "价格"}
+    kinds = {
+        "multi_label_classification": r"价格 0\.953, 快递 0\.881  很好",
+        "single_label_classification": r" 价格 0\.7\d+  很好",
+    }
+    tiny_tokenizer.save_pretrained(tmp_path)
+    for problem_type, answer in kinds.items():
+        config = tiny_config(vocab_size=len(tiny_tokenizer), id2label=labels, problem_type=problem_type)
+        model = DsxEncoderForSequenceClassification(config)
+        with torch.no_grad():
+            model.classifier.weight.zero_()
+            model.classifier.bias.copy_(torch.tensor([2.0, -2.0, 3.0]))
+        model.save_pretrained(tmp_path)
+        script("classify", tmp_path, "很好")
+        assert re.search(answer, capsys.readouterr().out)
+    DsxEncoderForTokenClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(SystemExit):
+        script("classify", tmp_path, "很好")
+    assert "holds DsxEncoderForTokenClassification" in capsys.readouterr().err
 
 
 def test_two_processes_give_the_losses_of_one(work):
