@@ -37,6 +37,12 @@ __all__ = [
 # Never written to disk: a recipe is meant to be shared.
 SECRET_FIELDS = {"hub_token"}
 
+# What a reader of recipe.yaml looks for, also where it equals today's defaults of transformers.
+ALWAYS_SAVED = {
+    "learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "seed",
+}  # fmt: skip
+
 
 def described(default: Any, help: str) -> Any:
     """A dataclass field with its help text (lists are copied, so that two instances never share one)."""
@@ -247,7 +253,7 @@ def refuse_wrong_outputs(arguments: Any) -> None:
 
 
 def resolved_recipe(arguments: tuple) -> dict[str, Any]:
-    """The keys of all arguments as plain values; of TrainingArguments only those that differ from the defaults."""
+    """The keys of all arguments as plain values; of TrainingArguments the usual ones and what differs."""
     recipe = {}
     for group in arguments:
         default = type(group)() if isinstance(group, TrainingArguments) else None
@@ -255,7 +261,8 @@ def resolved_recipe(arguments: tuple) -> dict[str, Any]:
             value = getattr(group, field.name)
             if field.name in SECRET_FIELDS or not field.init:
                 continue
-            if default is not None and value == getattr(default, field.name):
+            is_default = default is not None and value == getattr(default, field.name)
+            if is_default and field.name not in ALWAYS_SAVED:
                 continue
             recipe[field.name] = value.value if isinstance(value, Enum) else value
     return recipe
