@@ -131,7 +131,9 @@ def _check_target(source: Path, target: Path, overwrite: bool) -> None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not overwrite:
-        raise ValueError(f"target={str(target)!r} exists: name a new folder, or replace it by overwrite=True (--overwrite true).")
+        raise ValueError(
+            f"target={str(target)!r} exists: name a new folder, or replace it by overwrite=True (--overwrite true)."
+        )
     strangers = [path.name for path in target.iterdir() if not any(path.match(name) for name in EXPORTED_FILES)]
     if strangers:
         raise ValueError(
