@@ -34,17 +34,9 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_dsx_encoder import (
-    POSITION_SCHEMES,
-    PositionScheme,
-    RectangularLayout,
-    at_least_fp32,
-    choose_layout,
-    eager_attention_forward,
-    is_traced,
-    rotate,
-)
+from .attention_dsx_encoder import RectangularLayout, at_least_fp32, choose_layout, eager_attention_forward
 from .configuration_dsx_encoder import DsxEncoderConfig
+from .positions_dsx_encoder import POSITION_SCHEMES, PositionScheme, is_traced, rotate
 
 # A label with this value is not an item: it adds nothing to the loss and nothing to the number of items.
 IGNORE_INDEX = -100

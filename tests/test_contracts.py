@@ -63,11 +63,12 @@ def project_files():
 # ------------------------------------------------------------------------------------------------------------ shipping
 
 
-def test_three_files_ship():
+def test_four_files_ship():
     assert [path.stem for path in SHIPPED] == [
         "attention_dsx_encoder",
         "configuration_dsx_encoder",
         "modeling_dsx_encoder",
+        "positions_dsx_encoder",
     ]
 
 
