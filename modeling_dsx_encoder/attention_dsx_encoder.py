@@ -436,19 +436,17 @@ class FlatLayout(RectangularLayout):
 
     def attend(self, attention_interface, module, query, key, value, masks):
         """Attention over `(T, heads, D)`, one call of the back end for each group of equally long sequences."""
-        outputs, start = [], 0
-        for (number, length), mask, global_bias in zip(self.groups, masks[::2], masks[1::2], strict=True):
-            end = start + number * length
-            query_key_value = [
-                tensor[start:end].unflatten(0, (number, length)).transpose(1, 2)  # (n, heads, l, D)
-                for tensor in (query, key, value)
-            ]
+        # One split for all groups: the gradient of a slice is as large as the whole buffer, once for every group.
+        sizes = [number * length for number, length in self.groups]
+        parts = zip(*(tensor.split(sizes) for tensor in (query, key, value)), strict=True)
+        outputs = []
+        for (number, length), part, mask, global_bias in zip(self.groups, parts, masks[::2], masks[1::2], strict=True):
+            query_key_value = [tensor.unflatten(0, (number, length)).transpose(1, 2) for tensor in part]
             if module.layer_type == "sliding_attention" and uses_blocks(self.config, length):
                 output = self._attend_blocks(attention_interface, module, *query_key_value, mask, global_bias)
             else:
                 output = self._attend_group(attention_interface, module, *query_key_value, mask)
             outputs.append(output.flatten(0, 1))
-            start = end
         return torch.cat(outputs).flatten(1), None  # (T, E)
 
     @staticmethod
