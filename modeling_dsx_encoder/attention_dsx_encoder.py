@@ -103,13 +103,11 @@ def check_edges(edges: torch.Tensor, batch_size: int, length: int) -> None:
         )
 
 
-def sequence_starts(
-    position_ids: torch.Tensor | None, cu_seq_lens: torch.Tensor | None, batch_size: int, length: int, device
-) -> torch.Tensor | None:
+def sequence_starts(position_ids, cu_seq_lens, tokens, batch_size, length, device) -> torch.Tensor | None:
     """Where the sequences of packed rows begin, `(B, L)`; None when every row is one sequence.
 
     Rows are packed when positions fall back to 0 inside a row, or when cumulative lengths over the row(s), laid end to
-    end, are given (`DataCollatorWithFlattening`).
+    end, are given (`DataCollatorWithFlattening`). The positions of padding are often 0 and mean nothing.
     """
     if cu_seq_lens is not None:
         edges = torch.as_tensor(cu_seq_lens).to(device, torch.long)
@@ -119,14 +117,21 @@ def sequence_starts(
         return starts.index_fill(0, edges[:-1], True).view(batch_size, length)
     if position_ids is None:
         return None
-    starts = (position_ids == 0).expand(batch_size, length)
+    position_ids = position_ids.expand(batch_size, length)
+    starts = position_ids == 0
     if not is_traced() and not bool(starts[:, 1:].any()):
         return None
-    return starts
+    if tokens is None:
+        return starts
+    # A hidden 0 counts where the next real token does not go on from the last one.
+    last = torch.arange(length, device=device).where(tokens, 0).cummax(1).values
+    last = nn.functional.pad(last[:, :-1], (1, 0))  # (B, L): place of the last real token before
+    number = starts.cumsum(1)
+    return tokens & (number > number.gather(1, last)) & (position_ids <= position_ids.gather(1, last))
 
 
 def packs_several(starts: torch.Tensor, tokens: torch.Tensor | None) -> bool:
-    """Whether a row holds real tokens of several sequences; positions of padding restart too, and mean nothing."""
+    """Whether a row holds real tokens of more than one sequence."""
     number = starts.cumsum(1)  # (B, L)
     if tokens is None:
         return bool((number[:, -1] > number[:, 0]).any())
@@ -200,7 +205,7 @@ class RectangularLayout:
                     f"position_ids has shape {tuple(position_ids.shape)}, but the inputs have batch {batch_size} and "
                     f"length {length}: give ({batch_size}, {length}) or (1, {length})."
                 )
-        starts = sequence_starts(position_ids, cu_seq_lens, batch_size, length, like.device)
+        starts = sequence_starts(position_ids, cu_seq_lens, mask.tokens, batch_size, length, like.device)
         if starts is not None and not is_traced() and not packs_several(starts, mask.tokens):
             starts = None
         ranks = cls._ranks(mask.tokens, starts, length, like.device)

@@ -4,6 +4,7 @@
 - one feed-forward, gated or classic, with any activation of transformers
 - one layer, Pre-LN or Post-LN; LayerNorm or RMSNorm
 - `DsxEncoderModel`, the trunk, and five heads: masked LM, sequence, token, question answering, multiple choice
+- one row of logits for each sequence of packed rows (traced, for each row: shapes must not follow the positions)
 - losses that divide by the number of items of the whole accumulated batch
 
 A token's way: `DsxEncoderModel.forward` makes a layout from the inputs (`attention_dsx_encoder.py`), then embeddings,
@@ -279,7 +280,8 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
                 `(B, 1|H, L, L)` the same, or floats added to the scores. A token that no query may see is padding.
             token_type_ids: `(B, L)` segment numbers; not looked at when `type_vocab_size` is 0.
             position_ids: `(B, L)` or `(1, L)` counted from 0; by default they count the real tokens, so that the side
-                of the padding does not matter. Where they fall back to 0, a new packed sequence begins.
+                of the padding does not matter. Where those of real tokens fall back to 0, a new packed sequence
+                begins.
             inputs_embeds: `(B, L, E)` in place of input_ids, before scaling, positions and norm.
             layout: What `layout()` gave for the same inputs.
             kwargs: `output_attentions` (real weights under every attention implementation),
