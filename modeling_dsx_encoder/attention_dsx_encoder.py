@@ -82,24 +82,61 @@ def read_attention_mask(mask: torch.Tensor | None, batch_size: int, length: int,
     return ReadMask(tokens=None if not is_traced() and bool(tokens.all()) else tokens, pairs=pairs, scores=scores)
 
 
-def sequence_starts(
-    position_ids: torch.Tensor | None, cu_seq_lens: torch.Tensor | None, batch_size: int, length: int
-) -> torch.Tensor | None:
+def check_edges(edges: torch.Tensor, batch_size: int, length: int) -> None:
+    """Refuse cumulative lengths that do not cut the rows, laid end to end, into sequences.
+
+    Raises:
+        ValueError: Naming the lengths, the rule and what to pass.
+    """
+    total, given = batch_size * length, edges.tolist()
+    broken = None
+    if edges.ndim != 1 or given[:1] != [0] or given[-1] != total:
+        broken = f"begin with 0 and end with {total}, the number of tokens in {batch_size} row(s) of {length}"
+    elif not bool((edges.diff() > 0).all()):
+        broken = "grow from each to the next: a sequence has at least one token"
+    elif not set(range(0, total, length)) <= set(given):
+        broken = f"hold the start of each row, a multiple of {length}: no sequence goes on in the next row"
+    if broken:
+        raise ValueError(
+            f"cu_seq_lens_q={given} must {broken}; pass [0, l1, l1 + l2, ...] for sequences of l1, l2, ... tokens, or "
+            "position_ids that restart at 0 in its place."
+        )
+
+
+def sequence_starts(position_ids, cu_seq_lens, tokens, batch_size, length, device) -> torch.Tensor | None:
     """Where the sequences of packed rows begin, `(B, L)`; None when every row is one sequence.
 
     Rows are packed when positions fall back to 0 inside a row, or when cumulative lengths over the row(s), laid end to
-    end, are given (`DataCollatorWithFlattening`).
+    end, are given (`DataCollatorWithFlattening`). The positions of padding are often 0 and mean nothing.
     """
     if cu_seq_lens is not None:
-        edges = cu_seq_lens.to(torch.long)[:-1]
-        starts = torch.zeros(batch_size * length, dtype=torch.bool, device=edges.device)
-        return starts.index_fill(0, edges[edges < batch_size * length], True).view(batch_size, length)
+        edges = torch.as_tensor(cu_seq_lens).to(device, torch.long)
+        if not is_traced():
+            check_edges(edges, batch_size, length)
+        starts = torch.zeros(batch_size * length, dtype=torch.bool, device=device)
+        return starts.index_fill(0, edges[:-1], True).view(batch_size, length)
     if position_ids is None:
         return None
-    starts = (position_ids == 0).expand(batch_size, length)
+    position_ids = position_ids.expand(batch_size, length)
+    starts = position_ids == 0
     if not is_traced() and not bool(starts[:, 1:].any()):
         return None
-    return starts
+    if tokens is None:
+        return starts
+    # A hidden 0 counts where the next real token does not go on from the last one.
+    last = torch.arange(length, device=device).where(tokens, 0).cummax(1).values
+    last = nn.functional.pad(last[:, :-1], (1, 0))  # (B, L): place of the last real token before
+    number = starts.cumsum(1)
+    return tokens & (number > number.gather(1, last)) & (position_ids <= position_ids.gather(1, last))
+
+
+def packs_several(starts: torch.Tensor, tokens: torch.Tensor | None) -> bool:
+    """Whether a row holds real tokens of more than one sequence."""
+    number = starts.cumsum(1)  # (B, L)
+    if tokens is None:
+        return bool((number[:, -1] > number[:, 0]).any())
+    highest = number.masked_fill(~tokens, -1).amax(1)
+    return bool((highest > number.masked_fill(~tokens, number.shape[1]).amin(1)).any())
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
@@ -168,7 +205,9 @@ class RectangularLayout:
                     f"position_ids has shape {tuple(position_ids.shape)}, but the inputs have batch {batch_size} and "
                     f"length {length}: give ({batch_size}, {length}) or (1, {length})."
                 )
-        starts = sequence_starts(position_ids, cu_seq_lens, batch_size, length)
+        starts = sequence_starts(position_ids, cu_seq_lens, mask.tokens, batch_size, length, like.device)
+        if starts is not None and not is_traced() and not packs_several(starts, mask.tokens):
+            starts = None
         ranks = cls._ranks(mask.tokens, starts, length, like.device)
         return cls(
             config=config,
@@ -322,21 +361,67 @@ class RectangularLayout:
             weights = weights if weights is None else weights.masked_fill(blind, 0.0)
         return output.flatten(2), weights
 
+    @property
+    def packs(self) -> bool:
+        """Whether rows hold several sequences, whose number the heads follow; traced shapes must not follow data."""
+        return self.sequences is not None and not is_traced()
+
+    def sequences_per_row(self) -> list[int]:
+        """How many sequences with a real token each packed row holds; a row without any counts as one."""
+        tokens = torch.ones_like(self.sequences, dtype=torch.bool) if self.mask.tokens is None else self.mask.tokens
+        rows = zip(self.sequences, tokens, strict=True)
+        return [max(len(numbers[real].unique()), 1) for numbers, real in rows]
+
     def gather(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """Inputs `(B, L, ...)` in the arrangement that the layers compute in: here as they are."""
         return tensor
 
-    def restore(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Hidden states as the caller handed the batch in, `(B, L, E)`, with rows of padding 0."""
+    def fill_padding(self, tensor: torch.Tensor, fill: float) -> torch.Tensor:
+        """A tensor `(B, L, ...)` with `fill` on padding."""
         if self.mask.tokens is None:
-            return hidden_states
-        return hidden_states.masked_fill(~self.mask.tokens[..., None], 0.0)
+            return tensor
+        return tensor.masked_fill(~self.mask.tokens[(...,) + (None,) * (tensor.ndim - 2)], fill)
+
+    def finish(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states in the layout's own arrangement, with rows of padding, where it has them, 0."""
+        return self.fill_padding(hidden_states, 0.0)
+
+    def restore(self, tensor: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
+        """What was computed, laid out as the caller handed the batch in: `(B, L, ...)`, with `fill` on padding."""
+        return self.fill_padding(tensor, fill)
+
+    def select(self, tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """What was computed for the real tokens `chosen` `(B, L)`, in the order of the batch: `(number, ...)`."""
+        return tensor[chosen]
+
+    def by_sequence(self, tensor: torch.Tensor, fill: float) -> torch.Tensor:
+        """What was computed, one row a sequence in the order of the batch, with `fill` where there is no real token.
+
+        Returns:
+            `(B, L, ...)` as `restore`; of packed rows `(num_sequences, longest, ...)`, where a token's place is
+            counted from the start of its own sequence.
+        """
+        if not self.packs:
+            return self.restore(tensor, fill)
+        flat = FlatLayout.from_rectangular(self)
+        return flat.by_sequence(flat.gather(tensor), fill)
 
     def pool(self, hidden_states: torch.Tensor, pooling: str) -> torch.Tensor:
-        """One vector per row, `(B, L, E)` to `(B, E)`: the first real token, or mean or max over real tokens.
+        """One vector per sequence in the order of the batch: its first real token, or mean or max over its real ones.
 
         The mean is summed in fp32, where half precision overflows; a row without a real token gives 0.
+
+        Args:
+            hidden_states: In the layout's arrangement, here `(B, L, E)`.
+            pooling: "cls", "mean" or "max".
+
+        Returns:
+            `(B, E)`; of packed rows `(num_sequences, E)`. A packed sequence without a real token is padding and gives
+            no vector, a row without any gives one.
         """
+        if self.packs:
+            flat = FlatLayout.from_rectangular(self)
+            return flat.pool(flat.gather(hidden_states), pooling)
         tokens = self.mask.tokens
         if pooling == "cls":
             if tokens is None:
@@ -346,13 +431,11 @@ class RectangularLayout:
         if pooling == "mean":
             if tokens is None:
                 return hidden_states.mean(dim=1, dtype=at_least_fp32(hidden_states.dtype)).to(hidden_states.dtype)
-            total = hidden_states.masked_fill(~tokens[..., None], 0.0)
-            total = total.sum(dim=1, dtype=at_least_fp32(hidden_states.dtype))
+            total = self.fill_padding(hidden_states, 0.0).sum(dim=1, dtype=at_least_fp32(hidden_states.dtype))
             return (total / tokens.sum(dim=1, keepdim=True).clamp(min=1)).to(hidden_states.dtype)
         if tokens is None:
             return hidden_states.amax(dim=1)
-        lowest = torch.finfo(hidden_states.dtype).min
-        highest = hidden_states.masked_fill(~tokens[..., None], lowest).amax(dim=1)
+        highest = self.fill_padding(hidden_states, torch.finfo(hidden_states.dtype).min).amax(dim=1)
         return highest.masked_fill(~tokens.any(dim=1, keepdim=True), 0.0)
 
 
@@ -366,6 +449,8 @@ class FlatLayout(RectangularLayout):
 
     indices: torch.Tensor | None = None  # (T,): place of each token in the batch laid end to end
     groups: tuple[tuple[int, int], ...] = ()  # (number of sequences, their length), as they lie in the buffer
+    numbers: torch.Tensor | None = None  # (sequences,): as they lie in the buffer, their number in the batch
+    num_sequences: int = 0  # with the rows that hold no real token
 
     @classmethod
     def from_rectangular(cls, layout: RectangularLayout) -> "FlatLayout":
@@ -381,9 +466,18 @@ class FlatLayout(RectangularLayout):
         places = places if tokens is None else places[tokens.flatten()]  # (T,)
         _, counts = sequence.unique_consecutive(return_counts=True)
         order = counts.repeat_interleave(counts).argsort(stable=True)  # stable: a sequence stays together, in order
-        lengths, numbers = counts.sort().values.unique_consecutive(return_counts=True)
-        values = {field.name: getattr(layout, field.name) for field in fields(layout)}
-        return cls(**values, indices=places[order], groups=tuple(zip(numbers.tolist(), lengths.tolist(), strict=True)))
+        sorted_counts, by_length = counts.sort(stable=True)
+        lengths, sizes = sorted_counts.unique_consecutive(return_counts=True)
+        rows = places[counts.cumsum(0) - counts] // length  # the row of each sequence
+        empty = (torch.bincount(rows, minlength=batch_size) == 0).cumsum(0)  # (B,): rows without one, so far
+        numbers = torch.arange(len(rows), device=rows.device) + empty[rows]
+        return cls(
+            **{field.name: getattr(layout, field.name) for field in fields(layout)},
+            indices=places[order],
+            groups=tuple(zip(sizes.tolist(), lengths.tolist(), strict=True)),
+            numbers=numbers[by_length],
+            num_sequences=len(rows) + int(empty[-1]),
+        )
 
     def gather(self, tensor):
         if tensor is None:
@@ -478,10 +572,44 @@ class FlatLayout(RectangularLayout):
             output = torch.cat((seen, output[:, num_global:]), dim=1)
         return output
 
-    def restore(self, hidden_states):
+    def finish(self, hidden_states):
+        return hidden_states  # (T, E): there is no padding
+
+    def restore(self, tensor, fill=0.0):
         batch_size, length = self.batch_shape
-        rows = hidden_states.new_zeros(batch_size * length, hidden_states.shape[-1])
-        return rows.index_copy(0, self.indices, hidden_states).view(batch_size, length, -1)
+        rows = tensor.new_full((batch_size * length, *tensor.shape[1:]), fill)
+        return rows.index_copy(0, self.indices, tensor).unflatten(0, (batch_size, length))
+
+    def select(self, tensor, chosen):
+        found = chosen.flatten()[self.indices].nonzero().flatten()  # places in the buffer
+        return tensor[found[self.indices[found].argsort()]]
+
+    def by_sequence(self, tensor, fill):
+        if not self.packs:
+            return self.restore(tensor, fill)
+        places = torch.arange(self.batch_shape[1], device=self.indices.device).expand(self.batch_shape)
+        begins = self.sequences.diff(dim=1, prepend=self.sequences[:, :1]) > 0  # (B, L)
+        places = self.gather(places - places.masked_fill(~begins, 0).cummax(1).values)  # (T,)
+        lengths = torch.tensor([length for number, length in self.groups for _ in range(number)])
+        numbers = self.numbers.repeat_interleave(lengths.to(self.numbers.device))  # (T,)
+        longest = int(places.max()) + 1
+        rows = tensor.new_full((self.num_sequences * longest, *tensor.shape[1:]), fill)
+        return rows.index_copy(0, numbers * longest + places, tensor).unflatten(0, (self.num_sequences, longest))
+
+    def pool(self, hidden_states, pooling):
+        pooled = []
+        # Split once: slices would each bring a gradient of the whole buffer.
+        blocks = hidden_states.split([number * length for number, length in self.groups])
+        for block, group in zip(blocks, self.groups, strict=True):
+            block = block.unflatten(0, group)  # (n, l, E)
+            if pooling == "cls":
+                pooled.append(block[:, 0])
+            elif pooling == "mean":
+                pooled.append(block.mean(dim=1, dtype=at_least_fp32(block.dtype)).to(block.dtype))
+            else:
+                pooled.append(block.amax(dim=1))
+        rows = hidden_states.new_zeros(self.num_sequences, hidden_states.shape[-1])
+        return rows.index_copy(0, self.numbers, torch.cat(pooled))
 
 
 def choose_layout(

@@ -15,12 +15,13 @@ from datasets import Dataset
 from transformers import DataCollatorForTokenClassification, PreTrainedTokenizerBase
 
 from .encoding import IGNORED
+from .flattening import FlatteningCollator
 
 MASK_SHARE, RANDOM_SHARE = 0.8, 0.1  # of the chosen tokens; the rest is shown as it is (BERT, arXiv:1810.04805)
 
 
 class MaskedLanguageModelingCollator:
-    """Mask rows and pad them to a batch with `labels`; rows that have `labels` already are padded only.
+    """Mask rows and pad them to a batch with `labels`; rows that have `labels` already are not masked again.
 
     Not `DataCollatorForLanguageModeling`: the state of its random generator makes a resumed run see other masks than
     an unbroken one, and an evaluation's masks depend on its batches. It also masks special tokens written in the text.
@@ -29,6 +30,7 @@ class MaskedLanguageModelingCollator:
         mask_probability: share of the tokens to predict; 0.3 trains better than BERT's 0.15 at equal cost
             (arXiv:2202.08005).
         pad_to_multiple_of: round the width of each batch up to a multiple.
+        flatten: lay the rows end to end instead of padding them (`FlatteningCollator`).
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class MaskedLanguageModelingCollator:
         mask_probability: float = 0.3,
         seed: int = 0,
         pad_to_multiple_of: int | None = None,
+        flatten: bool = False,
     ):
         if tokenizer.mask_token_id is None:
             raise ValueError(
@@ -53,7 +56,13 @@ class MaskedLanguageModelingCollator:
         self._special = np.array(sorted(tokenizer.all_special_ids))
         # What a random replacement is drawn from: every ordinary token.
         self._ordinary = np.array(sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)))
-        self._pad = DataCollatorForTokenClassification(tokenizer, pad_to_multiple_of=pad_to_multiple_of)
+        if flatten and pad_to_multiple_of:
+            raise ValueError(
+                f"pad_to_multiple_of is {pad_to_multiple_of}, but flatten=True pads nothing; leave one out"
+            )
+        self._join = DataCollatorForTokenClassification(tokenizer, pad_to_multiple_of=pad_to_multiple_of)
+        if flatten:
+            self._join = FlatteningCollator(labels_per="token")
         # Shared memory, so that workers which outlive an epoch hear of the next one.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -78,7 +87,7 @@ class MaskedLanguageModelingCollator:
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         """Make one batch."""
-        return dict(self._pad([row if "labels" in row else self.mask_row(row) for row in rows]))
+        return dict(self._join([row if "labels" in row else self.mask_row(row) for row in rows]))
 
 
 def fixed_masks(

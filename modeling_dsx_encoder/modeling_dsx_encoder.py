@@ -4,6 +4,7 @@
 - one feed-forward, gated or classic, with any activation of transformers
 - one layer, Pre-LN or Post-LN; LayerNorm or RMSNorm
 - `DsxEncoderModel`, the trunk, and five heads: masked LM, sequence, token, question answering, multiple choice
+- one row of logits for each sequence of packed rows (traced, for each row: shapes must not follow the positions)
 - losses that divide by the number of items of the whole accumulated batch
 
 A token's way: `DsxEncoderModel.forward` makes a layout from the inputs (`attention_dsx_encoder.py`), then embeddings,
@@ -202,13 +203,14 @@ class DsxEncoderPreTrainedModel(PreTrainedModel):
                 init.copy_(value, fresh[name])
 
     def encode(self, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs):
-        """Run the trunk for a head: its outputs, and the layout that the head pools by."""
+        """Run the trunk for a head: its outputs in the layout's arrangement, and the layout that brings them back."""
         layout = self.model.layout(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
         kwargs["return_dict"] = True
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, layout=layout, **kwargs
         )
-        return outputs, layout
+        device = outputs.last_hidden_state.device  # the last layer's, where a model lies on several devices
+        return outputs, layout if layout.ranks.device == device else layout.to(device)
 
     def get_input_embeddings(self):
         return self.base_model.embeddings.word_embeddings
@@ -278,21 +280,25 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
                 `(B, 1|H, L, L)` the same, or floats added to the scores. A token that no query may see is padding.
             token_type_ids: `(B, L)` segment numbers; not looked at when `type_vocab_size` is 0.
             position_ids: `(B, L)` or `(1, L)` counted from 0; by default they count the real tokens, so that the side
-                of the padding does not matter. Where they fall back to 0, a new packed sequence begins.
+                of the padding does not matter. Where those of real tokens fall back to 0, a new packed sequence
+                begins.
             inputs_embeds: `(B, L, E)` in place of input_ids, before scaling, positions and norm.
             layout: What `layout()` gave for the same inputs.
             kwargs: `output_attentions` (real weights under every attention implementation),
-                `output_hidden_states`, `return_dict`, `cu_seq_lens_q`.
+                `output_hidden_states`, `return_dict`, `cu_seq_lens_q` (edges of packed sequences over the rows laid
+                end to end, from 0 to B * L, in place of position_ids that restart).
 
         Returns:
-            `last_hidden_state` `(B, L, E)`, where rows of padding are 0; `hidden_states`, num_hidden_layers + 1 of
-            them, and `attentions` `(B, H, L, L)` per layer where asked for.
+            `last_hidden_state` `(B, L, E)`, where rows of padding are 0, or, when `layout` is given, in the layout's
+            own arrangement, `(T, E)` for a `FlatLayout`; `hidden_states`, num_hidden_layers + 1 of them, and
+            `attentions` `(B, H, L, L)` per layer where asked for.
 
         Raises:
             ValueError: Inputs that do not fit each other, the vocabulary, or a table of positions.
             TypeError: A mask that is no tensor, or floats in the three-axis form.
         """
-        if layout is None:
+        arranged = layout is not None
+        if not arranged:
             layout = self.layout(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
         layout.check_length(self.positions, given=position_ids is not None)
         check_indices("input_ids", input_ids, "vocab_size", self.config.vocab_size)
@@ -305,7 +311,8 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
         for layer in self.layers:
             hidden_states = layer(hidden_states, layout, *masks[layer.attention.layer_type])
         hidden_states = self.final_norm(hidden_states)
-        return BaseModelOutput(last_hidden_state=layout.restore(hidden_states))
+        finished = layout.finish(hidden_states) if arranged else layout.restore(hidden_states)
+        return BaseModelOutput(last_hidden_state=finished)
 
 
 def check_indices(name: str, indices: torch.Tensor | None, size_name: str, size: int) -> None:
@@ -338,16 +345,24 @@ def mean_over_items(total: torch.Tensor, items: torch.Tensor, num_items_in_batch
     return total / max(num_items_in_batch, 1)
 
 
-def check_label_shape(labels: torch.Tensor | None, shape: torch.Size) -> None:
+def check_label_shape(labels: torch.Tensor, shape: torch.Size, name: str = "labels") -> None:
     """Refuse labels that do not lie over the logits one to one.
 
     Raises:
         ValueError: Naming both shapes.
     """
-    if labels is not None and labels.shape != shape:
+    if labels.shape != shape:
         raise ValueError(
-            f"labels has shape {tuple(labels.shape)}, but the head takes one label for each of {tuple(shape)}."
+            f"{name} has shape {tuple(labels.shape)}, but the head takes one label for each of {tuple(shape)}; of "
+            "packed rows, heads with one answer a text take one for each packed sequence."
         )
+
+
+def token_labels(labels: torch.Tensor, layout: RectangularLayout) -> torch.Tensor:
+    """Labels `(B, L)` of the head's tokens; a label on padding is no item, as padding is not computed."""
+    check_label_shape(labels, layout.batch_shape)
+    labels = labels.to(layout.ranks.device)
+    return layout.fill_padding(labels if labels.is_floating_point() else labels.long(), IGNORE_INDEX)
 
 
 def cross_entropy_loss(logits, labels, num_items_in_batch=None, size_name="num_labels"):
@@ -373,8 +388,14 @@ def cross_entropy_loss(logits, labels, num_items_in_batch=None, size_name="num_l
 
 
 def answer_labels(places: torch.Tensor, length: int, tokens: torch.Tensor | None) -> torch.Tensor:
-    """Places of answers `(B,)` or `(B, 1)` as labels `(B,)`: -100 outside the row of `length` and on padding."""
+    """Places of answers `(B,)` or `(B, 1)` as labels `(B,)`: -100 outside the row of `length` and on padding.
+
+    Raises:
+        ValueError: Not one place a row.
+    """
     places = places.long().view(-1)
+    if tokens is not None:
+        check_label_shape(places, tokens.shape[:1], "start_positions and end_positions")
     outside = (places < 0) | (places >= length)
     if tokens is not None:
         places, outside = places.to(tokens.device), outside.to(tokens.device)
@@ -392,7 +413,7 @@ def problem_type_of(config: DsxEncoderConfig, logits: torch.Tensor, labels: torc
 
 
 def sequence_loss(config, logits, labels, num_items_in_batch=None):
-    """Loss of one vector of logits per sequence, `(B, N)`.
+    """Loss of one vector of logits per sequence, `(B, N)`; of packed rows B is the number of sequences.
 
     Single label: cross entropy against `(B,)` class numbers of any dtype. Multi-label: binary cross entropy against
     `(B, N)` zeros and ones, -100 for unknown. Regression: squared error against `(B,)` or `(B, N)` numbers.
@@ -444,7 +465,7 @@ class DsxEncoderPooler(nn.Module):
         self.pooling = config.classifier_pooling
 
     def forward(self, hidden_states, layout):
-        return torch.tanh(self.dense(layout.pool(hidden_states, self.pooling)))  # (B, E)
+        return torch.tanh(self.dense(layout.pool(hidden_states, self.pooling)))  # (number of sequences, E)
 
 
 def head_dropout(config: DsxEncoderConfig) -> nn.Dropout:
@@ -484,19 +505,23 @@ class DsxEncoderForMaskedLM(DsxEncoderPreTrainedModel):
         """Inputs as in `DsxEncoderModel.forward`; `labels` `(B, L)` token numbers, -100 where nothing is asked.
 
         Returns:
-            `loss` over the labelled tokens and `logits` `(B, L, V)`; while training with `sparse_prediction` and
-            labels only the labelled tokens' logits, `(num_labelled, V)`.
+            `loss` over the labelled real tokens and `logits` `(B, L, V)`, 0 on padding; while training with
+            `sparse_prediction` and labels only the labelled tokens' logits, `(num_labelled, V)`.
         """
-        outputs, _ = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         hidden_states = outputs.last_hidden_state
-        check_label_shape(labels, hidden_states.shape[:-1])
-        if labels is not None and self.training and self.config.sparse_prediction and not is_traced():
+        labels = None if labels is None else token_labels(labels, layout)
+        sparse = labels is not None and self.training and self.config.sparse_prediction and not is_traced()
+        if sparse:
             labelled = labels != IGNORE_INDEX
-            hidden_states, labels = hidden_states[labelled], labels[labelled]  # (num_labelled, E)
+            hidden_states, labels = layout.select(hidden_states, labelled), labels[labelled]  # (num_labelled, E)
+        else:
+            labels = layout.gather(labels)
         logits = self.decoder(self.prediction_head(hidden_states))
         loss = None
         if labels is not None:
             loss = cross_entropy_loss(logits, labels, kwargs.get("num_items_in_batch"), size_name="vocab_size")
+        logits = logits if sparse else layout.restore(logits)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -528,7 +553,7 @@ class DsxEncoderForSequenceClassification(DsxEncoderPreTrainedModel):
         """Inputs as in `DsxEncoderModel.forward`; `labels` as in `sequence_loss`.
 
         Returns:
-            `loss` and `logits` `(B, N)`.
+            `loss` and `logits` `(B, N)`; of packed rows `(num_sequences, N)`, in the order of the batch.
         """
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, layout)))
@@ -565,16 +590,19 @@ class DsxEncoderForTokenClassification(DsxEncoderPreTrainedModel):
         """Inputs as in `DsxEncoderModel.forward`; `labels` `(B, L)` class numbers, -100 for tokens without one.
 
         Returns:
-            `loss` over the labelled tokens and `logits` `(B, L, N)`.
+            `loss` over the labelled real tokens and `logits` `(B, L, N)`, 0 on padding.
         """
-        outputs, _ = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        check_label_shape(labels, logits.shape[:-1])
+        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))  # in the layout's arrangement
         loss = None
         if labels is not None:
+            labels = layout.gather(token_labels(labels, layout))
             loss = cross_entropy_loss(logits, labels, kwargs.get("num_items_in_batch"))
         return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+            loss=loss,
+            logits=layout.restore(logits),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
 
 
@@ -602,21 +630,22 @@ class DsxEncoderForQuestionAnswering(DsxEncoderPreTrainedModel):
     ) -> QuestionAnsweringModelOutput:
         """Inputs as in `DsxEncoderModel.forward`; `start_positions` and `end_positions` `(B,)` are places in the row.
 
-        An answer that was cut off, past the row or on its padding, is no item.
+        Of packed rows there is one answer a sequence, `(num_sequences,)`, its places counted from the sequence's own
+        start. An answer that was cut off, past the row or on its padding, is no item.
 
         Returns:
-            `loss`, the mean of both cross entropies, and `start_logits` and `end_logits` `(B, L)`, the dtype's
-            minimum on padding, so that padding takes no share of the softmax.
+            `loss`, the mean of both cross entropies, and `start_logits` and `end_logits` `(B, L)`, of packed rows
+            `(num_sequences, longest)`: the dtype's minimum on padding and past a sequence's end, so that those take no
+            share of the softmax.
         """
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))  # (B, L, 2)
-        tokens = layout.mask.tokens
-        if tokens is not None:
-            logits = logits.masked_fill(~tokens[..., None], torch.finfo(logits.dtype).min)
+        logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))  # (..., 2)
+        real = torch.ones_like(logits[..., 0], dtype=torch.bool)
+        logits = layout.by_sequence(logits, torch.finfo(logits.dtype).min)  # (B, L, 2)
         start_logits, end_logits = logits.unbind(dim=-1)  # (B, L) each
         loss = None
         if start_positions is not None and end_positions is not None:
-            num_items = kwargs.get("num_items_in_batch")
+            num_items, tokens = kwargs.get("num_items_in_batch"), layout.by_sequence(real, False)
             loss = 0.5 * sum(
                 cross_entropy_loss(logits_of, answer_labels(places, logits_of.shape[1], tokens), num_items)
                 for logits_of, places in ((start_logits, start_positions), (end_logits, end_positions))
@@ -654,8 +683,14 @@ class DsxEncoderForMultipleChoice(DsxEncoderPreTrainedModel):
     ) -> MultipleChoiceModelOutput:
         """Inputs as in `DsxEncoderModel.forward` with an axis of C choices after the batch, `(B, C, L)`.
 
+        Packed choices: the rows of choice 0, choice 1, ... hold those of the same examples in the same order.
+
         Returns:
-            `loss` against `labels` `(B,)`, numbers of the right choice, and `logits` `(B, C)`.
+            `loss` against `labels` `(B,)`, numbers of the right choice, and `logits` `(B, C)`; of choices with n
+            sequences a row `(B * n,)` and `(B * n, C)`, in the order of the examples.
+
+        Raises:
+            ValueError: Inputs without the axis of choices, or rows with different numbers of sequences.
         """
         choices = input_ids if inputs_embeds is None else inputs_embeds
         if choices is None or choices.ndim != (3 if inputs_embeds is None else 4):
@@ -670,8 +705,14 @@ class DsxEncoderForMultipleChoice(DsxEncoderPreTrainedModel):
             for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         )
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, layout)))  # (B * C, 1)
-        logits = logits.view(-1, num_choices)  # (B, C)
+        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, layout)))  # (B * C * n, 1)
+        counts = layout.sequences_per_row() if layout.packs else [1]
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"The rows of the choices pack {counts} sequences, but all must pack the same number: row c of an "
+                "example holds choice c of each text packed there; pad, or pack the same texts in every row."
+            )
+        logits = logits.view(-1, num_choices, counts[0]).transpose(1, 2).flatten(0, 1)  # (B * n, C)
         loss = None
         if labels is not None:
             check_label_shape(labels.flatten(), logits.shape[:1])

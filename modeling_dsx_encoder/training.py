@@ -2,7 +2,8 @@
 
 - `DsxTrainer`: evaluation loss = sum over items / number of items, whatever the batch size and number of processes; an
   order of the rows that depends on seed and epoch alone, so that a resumed run and a run on more processes see the
-  batches of the unbroken, single one; evaluation takes no random numbers from training; `predict` keeps the order
+  batches of the unbroken, single one; evaluation takes no random numbers from training; `predict` keeps the order and
+  gives one row an example, for padded and for flattened batches (`FlatteningCollator`)
 - `parameter_groups`: no weight decay on biases, norms and position tables
 - `build_trainer`: a DsxTrainer with the callbacks that every run wants
 - `prepare_run`, `save_finished`, `last_checkpoint` (from runs.py), `NonFiniteCallback` (from non_finite.py)
@@ -23,8 +24,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import get_parameter_names
 
+from .batches import RepeatedRows, first_rows, item_labels, num_rows, one_row_each, packed_lengths
 from .epoch_order import EpochCallback, EpochSampler, row_lengths
-from .modeling_dsx_encoder import IGNORE_INDEX, answer_labels
+from .modeling_dsx_encoder import IGNORE_INDEX
 from .non_finite import NonFiniteCallback, NonFiniteError
 from .runs import last_checkpoint, prepare_run, save_finished
 
@@ -54,10 +56,6 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-class RepeatedRows(dict):
-    """A batch of which this process owns no row: it goes through the model, as the others wait, and counts nothing."""
-
-
 class DsxTrainer(Trainer):
     """transformers' Trainer with exact evaluation losses and an order of rows that survives anything."""
 
@@ -82,40 +80,33 @@ class DsxTrainer(Trainer):
         self.train_sampler = EpochSampler(len(dataset), seed, lengths, rows_per_step)
         return self.train_sampler
 
-    def get_test_dataloader(self, test_dataset):
-        """Keeps the order of the rows: grouped by length, `predict` would give them back in another one."""
-        return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, sampler_fn=SequentialSampler)
+    def _get_eval_sampler(self, eval_dataset) -> Sampler | None:
+        # Grouped by length, `evaluate` and `predict` would give the rows back in another order.
+        return SequentialSampler(eval_dataset) if hasattr(eval_dataset, "__len__") else None
 
     # ---- losses ----
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Takes the rows out that accelerate repeats, at the end of an epoch, to give each process a full batch."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        labels = self._labels_of(batches[-1]) if batches else None
-        own_rows = None if labels is None else self._own_rows(labels.shape[0])
+        if batches:
+            own = self._own_part(batches[-1])
+            if own is not batches[-1]:
+                batches[-1] = own
+                num_items = self._get_num_items_in_batch(batches, device)
+        return batches, num_items
+
+    def _own_part(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The batch without rows that were there before; with at least one, so that all processes make a forward."""
+        labels = self._labels_of(inputs)
+        rows = 0 if labels is None else num_rows(inputs, labels)
+        own_rows = self._own_rows(rows) if rows else None
         if own_rows is None:
-            return batches, num_items
-        kind = dict if own_rows else RepeatedRows
-        batches[-1] = kind(_first_rows(batches[-1], labels.shape[0], max(own_rows, 1)))
-        return batches, self._get_num_items_in_batch(batches, device)
+            return inputs
+        return (dict if own_rows else RepeatedRows)(first_rows(inputs, rows, max(own_rows, 1)))
 
     def _labels_of(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """A tensor whose entries other than -100 are the items of the loss."""
-        labels = inputs.get("labels")
-        if labels is None and "start_positions" in inputs:
-            places, mask = inputs["start_positions"], inputs.get("attention_mask")
-            length = inputs["input_ids"].shape[1]
-            labels = answer_labels(places, length, mask if mask is not None and mask.dim() == 2 else None)
-        if isinstance(inputs, RepeatedRows) and labels is not None:
-            return torch.full_like(labels, IGNORE_INDEX)
-        config = self.accelerator.unwrap_model(self.model).config
-        if labels is None:
-            return None
-        # In a regression -100 is a target like any other.
-        problem_type = getattr(config, "problem_type", None)
-        is_number_a_row = config.num_labels == 1 and labels.numel() == labels.shape[0]
-        is_regression = problem_type == "regression" or (problem_type is None and is_number_a_row)
-        return torch.zeros_like(labels) if is_regression else labels
+        return item_labels(inputs, self.accelerator.unwrap_model(self.model))
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device):
         if not batch_samples or self._labels_of(batch_samples[0]) is None:
@@ -133,16 +124,24 @@ class DsxTrainer(Trainer):
         labels = self._labels_of(inputs)
         if self._eval_parts is None or labels is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        num_rows = labels.shape[0]
         loss, outputs = super().compute_loss(model, dict(inputs), return_outputs=True)
-        own_rows = self._own_rows(num_rows)
-        if own_rows is None:
-            self._note_loss(loss, labels)
-        else:
-            # Every process makes this forward, with at least one row: they would wait for each other otherwise.
-            kept = _first_rows(inputs, num_rows, max(own_rows, 1))
-            self._note_loss(super().compute_loss(model, kept), labels[:own_rows])
+        own = self._own_part(inputs)
+        own_loss = loss if own is inputs else super().compute_loss(model, dict(own))
+        self._note_loss(own_loss, self._labels_of(own))
         return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """Gives one row an example where a batch is flattened, padded with -100 as Trainer pads."""
+        loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        lengths = packed_lengths(inputs)
+        if lengths is None:
+            return loss, logits, labels
+        if "inputs" in self.args.include_for_metrics:
+            raise ValueError(
+                f"include_for_metrics={self.args.include_for_metrics} asks for the inputs, of which a flattened batch "
+                "has one row for all texts; leave 'inputs' out, or evaluate with a collator that pads."
+            )
+        return loss, one_row_each(logits, lengths), one_row_each(labels, lengths)
 
     def _note_loss(self, mean_loss: torch.Tensor, labels: torch.Tensor) -> None:
         num_items = labels.ne(IGNORE_INDEX).sum()
@@ -187,13 +186,6 @@ class DsxTrainer(Trainer):
             folder = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
             (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
         super()._save_checkpoint(model, trial)
-
-
-def _first_rows(batch: Mapping[str, Any], num_rows: int, keep: int) -> dict[str, Any]:
-    is_batched = {
-        name: isinstance(v, torch.Tensor) and v.dim() > 0 and len(v) == num_rows for name, v in batch.items()
-    }
-    return {name: value[:keep] if is_batched[name] else value for name, value in batch.items()}
 
 
 def build_trainer(

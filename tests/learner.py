@@ -5,6 +5,7 @@ from datasets import Dataset
 from tiny import HEADS, tiny_config
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, set_seed
 
+from modeling_dsx_encoder.flattening import FlatteningCollator
 from modeling_dsx_encoder.recipe import DsxTrainingArguments
 from modeling_dsx_encoder.training import build_trainer
 
@@ -63,15 +64,16 @@ LOSSES = {
 }
 
 
-def learner(name, folder, tokenizer, num_rows=8, longest=20, dataset=None, **options):
-    """A trainer without dropout for one kind of loss."""
+def learner(name, folder, tokenizer, num_rows=8, longest=20, dataset=None, flatten=False, **options):
+    """A trainer without dropout for one kind of loss; its collator pads, or flattens."""
     head, problem_type, num_labels, make = LOSSES[name]
     columns = {"labels": make} if make else {"start_positions": place, "end_positions": place}
     rows = text_rows(num_rows, longest, **columns) if dataset is None else dataset
     set_seed(0)
     model = HEADS[head](tiny_config(problem_type=problem_type, num_labels=num_labels))
     by_token = name in ("token", "masked_lm")
-    collator = (DataCollatorForTokenClassification if by_token else DataCollatorWithPadding)(tokenizer)
+    padding = DataCollatorForTokenClassification if by_token else DataCollatorWithPadding
+    collator = FlatteningCollator(return_flash_attn_kwargs=True) if flatten else padding(tokenizer)
     return build_trainer(model, arguments(folder, **options), train_dataset=rows, eval_dataset=rows, collator=collator)
 
 

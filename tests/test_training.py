@@ -5,10 +5,14 @@ import math
 import pytest
 import torch
 from learner import DROPOUT, LOSSES, arguments, assert_same, learner, text_rows, weights
-from tiny import tiny_config
+from tiny import build, tiny_config
 from transformers import Trainer, TrainerCallback, set_seed
 
-from modeling_dsx_encoder import DsxEncoderForMaskedLM, DsxEncoderForSequenceClassification
+from modeling_dsx_encoder import (
+    DsxEncoderForMaskedLM,
+    DsxEncoderForMultipleChoice,
+    DsxEncoderForSequenceClassification,
+)
 from modeling_dsx_encoder.epoch_order import EpochCallback
 from modeling_dsx_encoder.masking import MaskedLanguageModelingCollator, fixed_masks
 from modeling_dsx_encoder.tasks import TASKS
@@ -79,14 +83,16 @@ def test_gradients_are_clipped_to_1_by_default(tmp_path):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_accumulation_changes_neither_loss_nor_gradient(name, tmp_path, tiny_tokenizer):
+    """Nor does it whether the collator pads or flattens."""
     found = []
-    for batch, steps in ((8, 1), (2, 4)):
+    for batch, steps, flatten in ((8, 1, False), (2, 4, False), (8, 1, True), (2, 4, True)):
         options = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": steps, "max_steps": 1}
-        trainer = learner(name, tmp_path, tiny_tokenizer, learning_rate=0.0, **options)
+        trainer = learner(name, tmp_path, tiny_tokenizer, learning_rate=0.0, flatten=flatten, **options)
         trainer.train()
         found.append(trainer.state.log_history[0])
-    assert found[0]["loss"] == pytest.approx(found[1]["loss"], abs=1e-4)
-    assert found[0]["grad_norm"] == pytest.approx(found[1]["grad_norm"], abs=1e-4)
+    for other in found[1:]:
+        assert found[0]["loss"] == pytest.approx(other["loss"], abs=1e-4)
+        assert found[0]["grad_norm"] == pytest.approx(other["grad_norm"], abs=1e-4)
     reference = learner(name, tmp_path, tiny_tokenizer)
     batch = reference.data_collator(list(reference.train_dataset))
     assert found[0]["loss"] == pytest.approx(reference.model(**batch).loss.item(), abs=1e-4)
@@ -94,14 +100,29 @@ def test_accumulation_changes_neither_loss_nor_gradient(name, tmp_path, tiny_tok
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_evaluation_loss_is_the_mean_over_items_for_every_batch_size(name, tmp_path, tiny_tokenizer):
-    trainer = learner(name, tmp_path, tiny_tokenizer, num_rows=13)
-    trainer.model.eval()
+    padded = learner(name, tmp_path, tiny_tokenizer, num_rows=13)
+    batch = padded.data_collator(list(padded.eval_dataset))
+    expected = padded.model.eval()(**batch).loss.item()
+    for trainer in (padded, learner(name, tmp_path, tiny_tokenizer, num_rows=13, flatten=True)):
+        for size in (1, 4, 13):
+            trainer.args.per_device_eval_batch_size = size
+            assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, abs=1e-4)
+            assert trainer.predict(trainer.eval_dataset).metrics["test_loss"] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["token", "masked_lm"])
+def test_a_label_on_padding_counts_nothing(name, tmp_path, tiny_tokenizer):
+    """A collator may pad labels with a class number: padding is not computed, so it is no item."""
+    trainer = learner(name, tmp_path, tiny_tokenizer, num_rows=5)
     batch = trainer.data_collator(list(trainer.eval_dataset))
-    expected = trainer.model(**batch).loss.item()
-    for size in (1, 4, 13):
-        trainer.args.per_device_eval_batch_size = size
-        assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, abs=1e-4)
-        assert trainer.predict(trainer.eval_dataset).metrics["test_loss"] == pytest.approx(expected, abs=1e-4)
+    expected = trainer.model.eval()(**batch).loss.item()
+    assert (batch["attention_mask"] == 0).any()
+    trainer.data_collator = lambda rows: (
+        batch | {"labels": batch["labels"].masked_fill(batch["attention_mask"] == 0, 1)}
+    )
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, abs=1e-5)
+    trainer.args.learning_rate = 0.0
+    assert trainer.train().training_loss == pytest.approx(expected, abs=1e-5)
 
 
 def test_masked_evaluation_asks_for_the_same_tokens_in_every_batch_size(tmp_path, tiny_tokenizer):
@@ -165,13 +186,55 @@ def test_each_epoch_asks_for_other_tokens(stock, tmp_path, tiny_tokenizer):
     assert expected[0] != expected[1] != expected[2] != expected[0]
 
 
-def test_predictions_keep_the_order_of_rows(tmp_path, tiny_tokenizer):
-    options = {"train_sampling_strategy": "group_by_length", "per_device_eval_batch_size": 4}
-    trainer = learner("single_label", tmp_path, tiny_tokenizer, num_rows=11, **options)
-    found = torch.tensor(trainer.predict(trainer.eval_dataset).predictions)
-    for row, logits in zip(trainer.eval_dataset, found, strict=True):
-        alone = trainer.model.eval()(torch.tensor([row["input_ids"]])).logits[0]
-        torch.testing.assert_close(alone, logits, atol=1e-5, rtol=0)
+@pytest.mark.parametrize("flatten", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_predictions_are_one_row_an_example_in_the_given_order(name, flatten, tmp_path, tiny_tokenizer):
+    """Case 7, for the collator that pads and the one that flattens, whatever the batch size."""
+    options = {"train_sampling_strategy": "group_by_length", "flatten": flatten}
+    trainer = learner(name, tmp_path, tiny_tokenizer, num_rows=11, **options)
+    for size in (4, 1, 11):
+        trainer.args.per_device_eval_batch_size = size
+        found = trainer.predict(trainer.eval_dataset)
+        shown = []
+        trainer.compute_metrics = lambda prediction, shown=shown: shown.append(prediction) or {}
+        trainer.evaluate()
+        predictions, labels = (value if isinstance(value, tuple) else (value,) for value in found[:2])
+        for seen, given in ((shown[0].predictions, predictions), (shown[0].label_ids, labels)):
+            for first, second in zip(seen if isinstance(seen, tuple) else (seen,), given, strict=True):
+                assert (first == second).all()
+        for number, row in enumerate(trainer.eval_dataset):
+            output = trainer.model.eval()(torch.tensor([row["input_ids"]]))
+            keys = ("start_positions", "end_positions") if name == "question" else ("labels",)
+            for logits, alone in zip(predictions, list(output.values()), strict=True):
+                alone = alone[0].detach()
+                torch.testing.assert_close(torch.tensor(logits[number][: len(alone)]), alone, atol=1e-5, rtol=1e-5)
+            for given, key in zip(labels, keys, strict=True):
+                expected = torch.tensor(row[key])
+                kept = given[number][: len(expected)] if expected.dim() else given[number]
+                torch.testing.assert_close(torch.tensor(kept), expected)
+                assert expected.dim() == 0 or (given[number][len(expected) :] == -100).all()
+        assert all(len(value) == 11 for value in predictions + labels)
+
+
+def test_predictions_of_choices_are_one_row_an_example(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, 99, (11, 3, 6), generator=generator)
+    rows = [{"input_ids": choices, "labels": number % 3} for number, choices in enumerate(tokens)]
+    model = build(DsxEncoderForMultipleChoice, tiny_config())
+    trainer = build_trainer(
+        model, arguments(tmp_path, per_device_eval_batch_size=4), train_dataset=rows, eval_dataset=rows
+    )
+    found = trainer.predict(rows)
+    whole = model(tokens, labels=torch.arange(11) % 3)
+    torch.testing.assert_close(torch.tensor(found.predictions), whole.logits.detach(), atol=1e-5, rtol=1e-5)
+    assert found.label_ids.tolist() == [number % 3 for number in range(11)]
+    assert found.metrics["test_loss"] == pytest.approx(whole.loss.item(), abs=1e-5)
+
+
+def test_inputs_of_flattened_batches_cannot_go_to_the_metrics(tmp_path, tiny_tokenizer):
+    options = {"flatten": True, "include_for_metrics": ["inputs"]}
+    with pytest.raises(ValueError, match=r"include_for_metrics.*'inputs'.*flattened"):
+        learner("single_label", tmp_path, tiny_tokenizer, **options).evaluate()
 
 
 # ---- repeat and resume ----
