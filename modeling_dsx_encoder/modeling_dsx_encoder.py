@@ -133,7 +133,9 @@ class DsxEncoderMLP(nn.Module):
 
     def forward(self, hidden_states):
         if self.gated:
-            inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)  # (..., F)
+            inner, up = self.act_fn(self.gate_proj(hidden_states)), self.up_proj(hidden_states)  # (..., F)
+            # In place where no gradient needs both factors: fresh memory costs more than the product itself.
+            inner = inner * up if torch.is_grad_enabled() else inner.mul_(up)
         else:
             inner = self.act_fn(self.up_proj(hidden_states))
         return self.down_proj(self.dropout(inner))
