@@ -1,0 +1,29 @@
+"""Measure this encoder beside stock BERT, ModernBERT and ONNX Runtime, in turns, in one process.
+
+    python scripts/benchmark.py --quick true
+    python scripts/benchmark.py --cases 'random-*' 'sorted-*' --threads 2
+    python scripts/benchmark.py --device cuda --output_dir runs/benchmark-gpu
+    python scripts/benchmark.py --chart_only true
+
+Writes benchmark.csv (a row for each case and competitor, rewritten after each case) and benchmark.png.
+"""
+
+from pathlib import Path
+
+from modeling_dsx_encoder.benchmark import Benchmark, BenchmarkArguments
+from modeling_dsx_encoder.recipe import parse_recipe
+
+
+def main() -> None:
+    """Parse, measure, draw."""
+    (arguments,) = parse_recipe((BenchmarkArguments,))
+    if not arguments.chart_only:
+        Benchmark(arguments).run()
+    from modeling_dsx_encoder.benchmark_chart import draw_chart
+
+    path = draw_chart(Path(arguments.output_dir) / "benchmark.csv")
+    print(f"benchmark: {path.with_suffix('.csv')} and {path}")
+
+
+if __name__ == "__main__":
+    main()
