@@ -8,7 +8,6 @@
 Speed counts real tokens a second: padding is nobody's text.
 """
 
-import csv
 import datetime
 import gc
 import os
@@ -23,13 +22,11 @@ from typing import Literal
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from .benchmark_bound import Bound
 from .benchmark_cases import Case, find_cases, make_batches
 from .benchmark_memory import can_measure, peak_in_new_process, peak_on_cuda
 from .benchmark_models import (
-    LABELS,
     TorchCompetitor,
     build_model,
     check_parameters,
@@ -37,14 +34,9 @@ from .benchmark_models import (
     export_onnx,
     fastest_onnx,
 )
+from .benchmark_report import COMPETITORS, table, write_csv
 from .recipe import described
 
-COLUMNS = (
-    "case", "competitor", "mode", "precision", "texts", "lengths", "batch_size", "shape", "layers",
-    "layer_parameters", "parameters", "real_tokens", "tokens_per_second", "tokens_per_second_q1",
-    "tokens_per_second_q3", "seconds", "peak_mib", "ours_over_this", "share_of_bound", "note", "rounds", "device",
-    "machine", "threads", "torch", "date",
-)  # fmt: skip
 NO_ONNXRUNTIME = "onnxruntime is not installed, BERT in ONNX Runtime is left out: pip install 'dsx-encoder[bench]'"
 
 
@@ -113,27 +105,19 @@ def machine_name(device: str) -> str:
     return f"{found[1] if found else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
-def write_csv(path: Path, rows: list[dict]) -> None:
-    """Writes all rows under a temporary name and moves the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(temporary, path)
-
-
-def figures(times: dict[str, np.ndarray], num_tokens: int) -> dict[str, dict]:
+def figures(times: dict[str, np.ndarray], batches: list[dict[str, torch.Tensor]]) -> dict[str, dict]:
     """Medians and quartiles over rounds from `(rounds, num_batches)` seconds of each competitor.
 
     Ratios are taken round by round, between neighbours in time, before their median.
     """
+    lengths = torch.cat([batch["attention_mask"].sum(dim=1) for batch in batches])
+    shortest, longest, num_tokens = lengths.min().item(), lengths.max().item(), lengths.sum().item()
     seconds = {name: values.sum(axis=1) for name, values in times.items()}  # (rounds,)
     rows = {}
     for name, values in seconds.items():
         q1, median, q3 = np.percentile(num_tokens / values, (25, 50, 75))
         rows[name] = {
+            "lengths": f"{shortest}-{longest}" if shortest < longest else str(longest),
             "real_tokens": num_tokens,
             "tokens_per_second": round(median, 1),
             "tokens_per_second_q1": round(q1, 1),
@@ -141,8 +125,7 @@ def figures(times: dict[str, np.ndarray], num_tokens: int) -> dict[str, dict]:
             "seconds": float(f"{np.median(values):.5g}"),
             "ours_over_this": round(np.median(values / seconds["dsx"]), 3),
         }
-    if "bound" in seconds:
-        rows["dsx"]["share_of_bound"] = round(np.median(seconds["bound"] / seconds["dsx"]), 3)
+    rows["dsx"]["share_of_bound"] = round(np.median(seconds["bound"] / seconds["dsx"]), 3)
     return rows
 
 
@@ -198,10 +181,19 @@ class Benchmark:
             steps["onnxruntime"] = [bind(session.step, batch) for batch in batches]
         synchronize = torch.cuda.synchronize if arguments.device == "cuda" else lambda: None
         times = measure(steps, arguments.rounds, synchronize)
-        peaks = self.peaks(case, competitors, batches, options, onnx_path)
         counts = {name: count_parameters(model) for name, model in models.items()}
         counts["onnxruntime"] = counts.get("bert")
-        return self.describe(case, batches, times, peaks, counts, notes)
+        rows = []
+        # Where texts grow from batch to batch, each length has rows of its own.
+        for part in [[index] for index in range(len(batches))] if case.texts.doubling else [range(len(batches))]:
+            of_part = [batches[index] for index in part]
+            found = figures({name: values[:, list(part)] for name, values in times.items()}, of_part)
+            peaks = self.peaks(case, competitors, of_part, options, onnx_path)
+            if rows:
+                longer = found["dsx"]["seconds"] / rows[0]["seconds"]
+                notes["dsx"] = f"{longer:.2f} times the time of {rows[0]['lengths']} tokens"
+            rows += self.describe(case, found, peaks, counts, notes)
+        return rows
 
     def export(self, model) -> dict[str, Path]:
         """Files of the exported BERT; cases of one shape share them, their models have the same weights."""
@@ -222,11 +214,10 @@ class Benchmark:
             return {}
         names = [*competitors, *(["onnxruntime"] if onnx_path else [])]
         threads = torch.get_num_threads()
-        return {name: peak_in_new_process(case, name, options, threads, arguments.seed, onnx_path) for name in names}
+        return {name: peak_in_new_process(case, name, options, batches, threads, onnx_path) for name in names}
 
-    def describe(self, case, batches, times, peaks, counts, notes) -> list[dict]:
-        """Rows of the CSV; where texts grow from batch to batch, a row for each of their lengths."""
-        real = [int(batch["attention_mask"].sum()) for batch in batches]
+    def describe(self, case, found, peaks, counts, notes) -> list[dict]:
+        """Rows of the CSV, in the order of the competitors."""
         about = {
             "case": case.name, "mode": case.mode, "precision": case.precision, "texts": case.texts_name,
             "batch_size": case.texts.batch_size, "shape": str(case.shape), "layers": case.layers,
@@ -234,21 +225,12 @@ class Benchmark:
             "machine": machine_name(self.arguments.device), "torch": torch.__version__,
             "date": datetime.date.today().isoformat(),
         }  # fmt: skip
-        parts = [[index] for index in range(len(real))] if case.texts.doubling else [list(range(len(real)))]
         rows = []
-        for part in parts:
-            tokens = [real[index] for index in part]
-            found = figures({name: values[:, part] for name, values in times.items()}, sum(tokens))
-            masks = [batches[index]["attention_mask"].sum(dim=1) for index in part]
-            lengths = sorted({int(mask.min()) for mask in masks} | {int(mask.max()) for mask in masks})
-            for name in sorted(found, key=list(LABELS).index):
-                layers, parameters = counts.get(name) or ("", "")
-                peak = peaks.get(name)
-                rows.append(about | found[name] | {
-                    "competitor": name, "layer_parameters": layers, "parameters": parameters, "note": notes[name],
-                    "lengths": f"{lengths[0]}-{lengths[-1]}" if len(lengths) > 1 else str(lengths[0]),
-                    "peak_mib": "" if peak is None or len(parts) > 1 else round(peak, 1),
-                })  # fmt: skip
+        for name in sorted(found, key=COMPETITORS.index):
+            layers, parameters = counts.get(name) or ("", "")
+            peak = round(peaks[name], 1) if name in peaks else ""
+            own = {"competitor": name, "layer_parameters": layers, "parameters": parameters, "peak_mib": peak}
+            rows.append(about | found[name] | own | {"note": notes[name]})
         return rows
 
 
@@ -269,21 +251,3 @@ def onnx_takes_part(case: Case, arguments: BenchmarkArguments, console: Console)
         console.print(NO_ONNXRUNTIME, markup=False)
         return False
     return True
-
-
-def table(case: Case, rows: list[dict]) -> Table:
-    """The rows of one case for people."""
-    shown = Table("competitor", "layers", "tokens/s", "quartiles", "ours / this", "peak MiB", title=case.name)
-    for row in rows:
-        shown.add_row(
-            LABELS[row["competitor"]] + (f", {row['lengths']} tokens" if case.texts.doubling else ""),
-            f"{row['layer_parameters'] / 1e6:.2f}M" if row["layer_parameters"] else "",
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['tokens_per_second_q1']:,.0f} - {row['tokens_per_second_q3']:,.0f}",
-            f"{row['ours_over_this']:.2f}",
-            str(row["peak_mib"]),
-        )
-    shown.caption = (
-        f"texts of {rows[0]['lengths']} tokens; bare matrix products: {rows[0]['share_of_bound']:.0%} of our time"
-    )
-    return shown

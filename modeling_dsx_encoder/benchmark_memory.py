@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from .benchmark_cases import Case, make_batches
+from .benchmark_cases import Case
 from .benchmark_models import OnnxCompetitor, TorchCompetitor, build_model
 
 MARK = Path("/proc/self/clear_refs")
@@ -32,14 +32,20 @@ def resident(field: str) -> int:
     return int(re.search(rf"{field}:\s*(\d+) kB", STATUS.read_text())[1])
 
 
-def peak_here(case: Case, name: str, options: dict, num_threads: int, seed: int, onnx_path: str | None) -> float:
-    """The measurement itself, for a process that does nothing else."""
+def peak_here(
+    case: Case,
+    name: str,
+    options: dict,
+    batches: list[dict[str, torch.Tensor]],
+    num_threads: int,
+    onnx_path: str | None = None,
+) -> float:
+    """The measurement itself, for a process that does nothing else; `options` are those of `build_model`."""
     torch.set_num_threads(num_threads)
     if name == "onnxruntime":
         competitor = OnnxCompetitor(onnx_path, num_threads)
     else:
         competitor = TorchCompetitor(build_model(name, case, **options), case)
-    batches = make_batches(case.texts, seed)
     competitor.step(SMALL)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)

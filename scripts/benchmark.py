@@ -19,7 +19,7 @@ def main() -> None:
     (arguments,) = parse_recipe((BenchmarkArguments,))
     if not arguments.chart_only:
         Benchmark(arguments).run()
-    from modeling_dsx_encoder.benchmark_chart import draw_chart
+    from modeling_dsx_encoder.benchmark_report import draw_chart
 
     path = draw_chart(Path(arguments.output_dir) / "benchmark.csv")
     print(f"benchmark: {path.with_suffix('.csv')} and {path}")

@@ -1,11 +1,53 @@
-"""The chart of a benchmark, drawn from its CSV alone."""
+"""What a benchmark leaves: benchmark.csv, a table of each case for people, and the chart, drawn from the CSV alone."""
 
 import csv
+import os
 from pathlib import Path
 
+from rich.table import Table
+
+from .benchmark_cases import Case
 from .benchmark_models import LABELS
 
+COMPETITORS = list(LABELS)
+COLUMNS = (
+    "case", "competitor", "mode", "precision", "texts", "lengths", "batch_size", "shape", "layers",
+    "layer_parameters", "parameters", "real_tokens", "tokens_per_second", "tokens_per_second_q1",
+    "tokens_per_second_q3", "seconds", "peak_mib", "ours_over_this", "share_of_bound", "note", "rounds", "device",
+    "machine", "threads", "torch", "date",
+)  # fmt: skip
 COLOURS = {"dsx": "#1f6f8b", "bert": "#b8b8b8", "modernbert": "#8a8a8a", "onnxruntime": "#d9a45b"}
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    """Writes all rows under a temporary name and moves the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(temporary, path)
+
+
+def table(case: Case, rows: list[dict]) -> Table:
+    """The rows of one case for people."""
+    shown = Table("competitor", "layers", "tokens/s", "quartiles", "ours / this", "peak MiB", title=case.name)
+    for row in rows:
+        shown.add_row(
+            LABELS[row["competitor"]] + (f", {row['lengths']} tokens" if case.texts.doubling else ""),
+            f"{row['layer_parameters'] / 1e6:.2f}M" if row["layer_parameters"] else "",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['tokens_per_second_q1']:,.0f} - {row['tokens_per_second_q3']:,.0f}",
+            f"{row['ours_over_this']:.2f}",
+            str(row["peak_mib"]),
+        )
+    notes = [f"{LABELS[row['competitor']]}: {row['note']}" for row in rows if row["note"]]
+    shares = [
+        f"bare matrix products: {row['share_of_bound']:.0%} of our time" for row in rows if "share_of_bound" in row
+    ]
+    shown.caption = "; ".join([f"texts of {rows[0]['lengths']} tokens", *shares[:1], *notes])
+    return shown
 
 
 def draw_chart(path: str | Path) -> Path:
