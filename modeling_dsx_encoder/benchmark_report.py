@@ -1,6 +1,7 @@
 """What a benchmark leaves: benchmark.csv, a table of each case for people, and the chart, drawn from the CSV alone."""
 
 import csv
+import fnmatch
 import os
 from pathlib import Path
 
@@ -50,54 +51,63 @@ def table(case: Case, rows: list[dict]) -> Table:
     return shown
 
 
-def draw_chart(path: str | Path) -> Path:
-    """Real tokens a second of every competitor, stock BERT in each case = 1; benchmark.png beside the CSV."""
+def read_csv(path: Path) -> list[dict]:
+    """The rows of a benchmark.csv."""
+    if not path.is_file():
+        raise ValueError(f"{str(path)!r} is not a file: run the benchmark first, or name its folder as --output_dir")
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def draw_bars(axes, place: float, height: float, entries: dict[str, dict]) -> None:
+    """The bars of one case around `place`: tokens a second, those of stock BERT = 1; a tick where the bound is."""
+
+    def relative(name, part=""):
+        return float(entries[name][f"tokens_per_second{part}"]) / float(entries["bert"]["tokens_per_second"])
+
+    names = [name for name in COLOURS if name in entries]
+    for index, name in enumerate(names):
+        value, low, high = relative(name), relative(name, "_q1"), relative(name, "_q3")
+        middle = place + (index - (len(names) - 1) / 2) * height
+        spread = [[max(value - low, 0)], [max(high - value, 0)]]
+        axes.barh(middle, value, height, xerr=spread, color=COLOURS[name], label=LABELS[name], error_kw={"lw": 0.7})
+        if name == "dsx":
+            axes.text(max(value, high), middle, f" {value:.2f}", va="center", fontsize=8)
+    if "bound" in entries:
+        axes.plot(relative("bound"), place, "|", color="black", ms=12, label=LABELS["bound"])
+
+
+def draw_chart(path: str | Path, patterns: list[str] | None = None) -> Path:
+    """Speed of every competitor in the cases that are compared (or those that a pattern matches): benchmark.png."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{str(path)!r} is not a file: run the benchmark first, or name its folder as --output_dir")
-    with path.open(encoding="utf-8", newline="") as stream:
-        rows = list(csv.DictReader(stream))
+    rows = read_csv(path)
     cases = {}
     for row in rows:
-        if row["competitor"] in COLOURS:
+        if any(fnmatch.fnmatch(row["case"], pattern) for pattern in patterns or ["*"]):
             cases.setdefault(row["case"], {})[row["competitor"]] = row
     cases = {name: entries for name, entries in cases.items() if "bert" in entries}
-    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.62 * max(len(cases), 1)))
-    height = 0.8 / len(COLOURS)
-    for position, entries in enumerate(cases.values()):
-        reference = float(entries["bert"]["tokens_per_second"])
-        for index, (name, colour) in enumerate(COLOURS.items()):
-            if name not in entries:
-                continue
-            value, low, high = (
-                float(entries[name][f"tokens_per_second{part}"]) / reference for part in ("", "_q1", "_q3")
-            )
-            place = position + (index - (len(COLOURS) - 1) / 2) * height
-            error = [[max(value - low, 0)], [max(high - value, 0)]]
-            label = LABELS[name] if name not in axes.get_legend_handles_labels()[1] else None
-            axes.barh(place, value, height, xerr=error, color=colour, label=label, error_kw={"lw": 0.7})
-            if name == "dsx":
-                axes.text(max(value, high), place, f" {value:.1f}x", va="center", fontsize=8)
-    axes.set_yticks(range(len(cases)), list(cases))
-    axes.invert_yaxis()
+    figure, axes = pyplot.subplots(figsize=(9, 1.4 + 0.6 * len(cases)))
+    for place, entries in enumerate(cases.values()):
+        draw_bars(axes, place, 0.2, entries)
+    axes.set_yticks(range(len(cases)), list(cases), fontsize=8)
+    axes.set_ylim(len(cases) - 0.4, -0.6)
     axes.axvline(1, color="black", linewidth=0.6)
-    axes.set_xlabel("real tokens per second, stock BERT = 1 (median over rounds, bars: quartiles)")
-    first = rows[0]
-    axes.set_title(
-        f"{first['machine']}, {first['threads']} threads, torch {first['torch']}, {first['date']}", fontsize=9
-    )
+    axes.set_xlabel("real tokens a second, stock BERT = 1: median over rounds, quartiles", fontsize=9)
+    about = rows[0]
+    title = f"{about['machine']}, {about['threads']} threads\nPyTorch {about['torch']}, {about['date']}"
+    axes.set_title(title, fontsize=9)
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    axes.legend(unique.values(), unique.keys(), fontsize=8, loc="lower right")
+    figure.legend(unique.values(), unique.keys(), fontsize=8, ncols=5, loc="outside lower center", frameon=False)
+    figure.set_layout_engine("constrained")
     target = path.with_name("benchmark.png")
-    temporary = path.with_name(".benchmark.part.png")
-    figure.tight_layout()
+    temporary = path.with_name(".benchmark.png")
     figure.savefig(temporary, dpi=130)
     pyplot.close(figure)
-    temporary.replace(target)
+    os.replace(temporary, target)
     return target

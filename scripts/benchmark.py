@@ -3,7 +3,7 @@
     python scripts/benchmark.py --quick true
     python scripts/benchmark.py --cases 'random-*' 'sorted-*' --threads 2
     python scripts/benchmark.py --device cuda --output_dir runs/benchmark-gpu
-    python scripts/benchmark.py --chart_only true
+    python scripts/benchmark.py --chart_only true --cases 'random-*'
 
 Writes benchmark.csv (a row for each case and competitor, rewritten after each case) and benchmark.png.
 """
@@ -11,18 +11,17 @@ Writes benchmark.csv (a row for each case and competitor, rewritten after each c
 from pathlib import Path
 
 from modeling_dsx_encoder.benchmark import Benchmark, BenchmarkArguments
+from modeling_dsx_encoder.benchmark_report import draw_chart
 from modeling_dsx_encoder.recipe import parse_recipe
 
 
 def main() -> None:
     """Parse, measure, draw."""
     (arguments,) = parse_recipe((BenchmarkArguments,))
+    path = Path(arguments.output_dir) / "benchmark.csv"
     if not arguments.chart_only:
         Benchmark(arguments).run()
-    from modeling_dsx_encoder.benchmark_report import draw_chart
-
-    path = draw_chart(Path(arguments.output_dir) / "benchmark.csv")
-    print(f"benchmark: {path.with_suffix('.csv')} and {path}")
+    print(f"benchmark: {path} and {draw_chart(path, arguments.cases)}")
 
 
 if __name__ == "__main__":
