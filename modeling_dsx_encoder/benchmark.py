@@ -5,7 +5,9 @@
 - the bound is measured in the same turns (`benchmark_bound.py`): the share is how much of our time it needs
 - `benchmark.csv` is written whole after each case, so that an interrupted run keeps what it has
 
-Speed counts real tokens a second: padding is nobody's text.
+Speed counts real tokens a second: padding is nobody's text. On a machine that others use, give fewer threads than it
+has cores: a thread that waits for its core holds up the others at the end of every operator, and whoever runs more and
+smaller operators pays more for that. The column `load_average` (runnable processes, our threads among them) tells.
 """
 
 import datetime
@@ -223,7 +225,7 @@ class Benchmark:
             "batch_size": case.texts.batch_size, "shape": str(case.shape), "layers": case.layers,
             "rounds": self.arguments.rounds, "device": self.arguments.device, "threads": torch.get_num_threads(),
             "machine": machine_name(self.arguments.device), "torch": torch.__version__,
-            "date": datetime.date.today().isoformat(),
+            "date": datetime.date.today().isoformat(), "load_average": round(os.getloadavg()[0], 1),
         }  # fmt: skip
         rows = []
         for name in sorted(found, key=COMPETITORS.index):

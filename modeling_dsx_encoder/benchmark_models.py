@@ -9,6 +9,7 @@ Weights are new: speed does not depend on what they say.
 """
 
 import contextlib
+import logging
 import time
 import warnings
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel, PreTrainedModel
 
-from .benchmark_cases import SLIDING_WINDOW, VOCAB_SIZE, Case
+from .benchmark_cases import FIRST_WORD, SLIDING_WINDOW, VOCAB_SIZE, Case
 from .configuration_dsx_encoder import DsxEncoderConfig
 from .modeling_dsx_encoder import DsxEncoderModel
 
@@ -183,6 +184,18 @@ class _HiddenStates(torch.nn.Module):
         return self.model(input_ids, attention_mask=attention_mask).last_hidden_state
 
 
+@contextlib.contextmanager
+def quiet():
+    """Without the exporters' remarks on operators that no competitor has."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def export_onnx(model: BertModel, folder: str | Path) -> dict[str, Path]:
     """Exports a BERT in several forms, each with free batch and length: which one is fastest differs by machine.
 
@@ -196,27 +209,22 @@ def export_onnx(model: BertModel, folder: str | Path) -> dict[str, Path]:
     wrapped = _HiddenStates(model).eval()
     # Attention in plain operators is what the optimiser of ONNX Runtime knows and fuses.
     model.set_attn_implementation("eager")
-    names = ["input_ids", "attention_mask"]
-    example = torch.full((2, 16), 1000), torch.ones(2, 16, dtype=torch.long)
+    names, result = ["input_ids", "attention_mask"], "last_hidden_state"
+    example = torch.full((2, 16), FIRST_WORD), torch.ones(2, 16, dtype=torch.long)
     axes = {0: "batch", 1: "length"}
-    options = {"input_names": names, "output_names": ["last_hidden_state"]}
-    paths = {form: folder / f"{form}.onnx" for form in ("traced", "fused", "dynamo")}
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        dynamic_axes = dict.fromkeys([*names, "last_hidden_state"], axes)
-        torch.onnx.export(wrapped, example, paths["traced"], dynamo=False, dynamic_axes=dynamic_axes, **options)
-        shapes = {name: dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for name in names}
-        torch.onnx.export(
-            wrapped, example, paths["dynamo"], dynamo=True, dynamic_shapes=shapes, verbose=False, **options
-        )
-    fused = optimizer.optimize_model(
-        str(paths["traced"]),
-        model_type="bert",
-        num_heads=model.config.num_attention_heads,
-        hidden_size=model.config.hidden_size,
-        opt_level=1,
-    )
-    fused.save_model_to_file(str(paths["fused"]))
+    shapes = {name: dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for name in names}
+    forms = {
+        "traced": {"dynamo": False, "dynamic_axes": dict.fromkeys([*names, result], axes)},
+        "dynamo": {"dynamo": True, "dynamic_shapes": shapes, "verbose": False},
+    }
+    paths = {form: folder / f"{form}.onnx" for form in (*forms, "fused")}
+    with quiet(), torch.no_grad():
+        for form, options in forms.items():
+            torch.onnx.export(wrapped, example, paths[form], input_names=names, output_names=[result], **options)
+        heads, width = model.config.num_attention_heads, model.config.hidden_size
+        traced = str(paths["traced"])
+        fused = optimizer.optimize_model(traced, model_type="bert", num_heads=heads, hidden_size=width, opt_level=1)
+        fused.save_model_to_file(str(paths["fused"]))
     model.set_attn_implementation("sdpa")
     return paths
 

@@ -15,7 +15,7 @@ COLUMNS = (
     "case", "competitor", "mode", "precision", "texts", "lengths", "batch_size", "shape", "layers",
     "layer_parameters", "parameters", "real_tokens", "tokens_per_second", "tokens_per_second_q1",
     "tokens_per_second_q3", "seconds", "peak_mib", "ours_over_this", "share_of_bound", "note", "rounds", "device",
-    "machine", "threads", "torch", "date",
+    "machine", "threads", "load_average", "torch", "date",
 )  # fmt: skip
 COLOURS = {"dsx": "#1f6f8b", "bert": "#b8b8b8", "modernbert": "#8a8a8a", "onnxruntime": "#d9a45b"}
 
