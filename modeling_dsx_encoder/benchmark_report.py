@@ -5,6 +5,7 @@ import fnmatch
 import os
 from pathlib import Path
 
+from rich import box
 from rich.table import Table
 
 from .benchmark_cases import Case
@@ -48,6 +49,23 @@ def table(case: Case, rows: list[dict]) -> Table:
         f"bare matrix products: {row['share_of_bound']:.0%} of our time" for row in rows if "share_of_bound" in row
     ]
     shown.caption = "; ".join([f"texts of {rows[0]['lengths']} tokens", *shares[:1], *notes])
+    return shown
+
+
+def summary(rows: list[dict]) -> Table:
+    """Ratios of all cases as a table in Markdown: speed over each peer, share of the bound, memory beside BERT's."""
+    peers = ("bert", "modernbert", "onnxruntime")
+    titles = [*(f"speed / {LABELS[peer]}" for peer in peers), "matrix products / our time", "peak MiB, ours / BERT"]
+    shown = Table("case", *titles, box=box.MARKDOWN)
+    for row in rows:
+        if row["competitor"] != "dsx":
+            continue
+        line_up = [other for other in rows if (other["case"], other["lengths"]) == (row["case"], row["lengths"])]
+        beside = {other["competitor"]: other for other in line_up}
+        ratios = [f"{float(beside[peer]['ours_over_this']):.2f}" if peer in beside else "" for peer in peers]
+        peaks = [beside[name]["peak_mib"] or "?" for name in ("dsx", "bert") if name in beside]
+        name = f"{row['case']}, {row['note']}" if row["note"] else row["case"]
+        shown.add_row(name, *ratios, f"{float(row['share_of_bound']):.0%}", " / ".join(peaks))
     return shown
 
 

@@ -10,8 +10,10 @@ Writes benchmark.csv (a row for each case and competitor, rewritten after each c
 
 from pathlib import Path
 
+from rich.console import Console
+
 from modeling_dsx_encoder.benchmark import Benchmark, BenchmarkArguments
-from modeling_dsx_encoder.benchmark_report import draw_chart
+from modeling_dsx_encoder.benchmark_report import draw_chart, read_csv, summary
 from modeling_dsx_encoder.recipe import parse_recipe
 
 
@@ -21,6 +23,7 @@ def main() -> None:
     path = Path(arguments.output_dir) / "benchmark.csv"
     if not arguments.chart_only:
         Benchmark(arguments).run()
+    Console(width=160).print(summary(read_csv(path)))
     print(f"benchmark: {path} and {draw_chart(path, arguments.cases)}")
 
 

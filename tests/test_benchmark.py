@@ -1,10 +1,10 @@
 """The benchmark: its batches, its competitors, its bound, what it writes and what an interruption leaves."""
 
-import csv
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 
 from modeling_dsx_encoder import DsxEncoderModel
@@ -31,7 +31,7 @@ from modeling_dsx_encoder.benchmark_models import (
     export_onnx,
     fastest_onnx,
 )
-from modeling_dsx_encoder.benchmark_report import COLUMNS, draw_chart
+from modeling_dsx_encoder.benchmark_report import COLUMNS, draw_chart, read_csv, summary
 
 TORCH_MODELS = ("dsx", "bert", "modernbert")
 TINY_TEXTS = Texts(shortest=4, longest=20, batch_size=4, num_batches=2, median=8)
@@ -40,11 +40,6 @@ TINY = Case("tiny", TINY_TEXTS, "inference", Shape(64, 2, 4), "fp32", competitor
 
 def lengths_of(batches):
     return [batch["attention_mask"].sum(dim=1).tolist() for batch in batches]
-
-
-def read(folder):
-    with (folder / "benchmark.csv").open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 def benchmark(folder, **options):
@@ -205,7 +200,7 @@ def test_a_run_writes_every_column_and_a_chart_that_opens(tmp_path):
 
     for_training = replace(TINY, mode="training", precision="bf16")
     benchmark(tmp_path).run([TINY, for_training])
-    rows = read(tmp_path)
+    rows = read_csv(tmp_path / "benchmark.csv")
     assert tuple(rows[0]) == COLUMNS
     assert [row["competitor"] for row in rows] == [*TORCH_MODELS, "bound"] * 2
     for row in rows:
@@ -225,22 +220,25 @@ def test_a_run_writes_every_column_and_a_chart_that_opens(tmp_path):
 def test_growing_texts_get_a_row_for_each_length(tmp_path):
     growth = Texts(shortest=32, longest=64, batch_size=1, num_batches=2, doubling=True)
     benchmark(tmp_path).run([replace(TINY, texts=growth, layers="sliding", competitors=("dsx",))])
-    rows = [row for row in read(tmp_path) if row["competitor"] == "dsx"]
+    rows = [row for row in read_csv(tmp_path / "benchmark.csv") if row["competitor"] == "dsx"]
     assert [row["lengths"] for row in rows] == ["32", "64"]
     assert "times the time of 32 tokens" in rows[1]["note"]
+    console = Console(width=160, record=True)
+    console.print(summary(read_csv(tmp_path / "benchmark.csv")))
+    assert console.export_text().count("tiny-inference-64x2-fp32") == 2
 
 
 def test_an_interrupted_run_keeps_the_cases_that_were_finished(tmp_path):
     broken = replace(TINY, shape=Shape(64, 2, 3))
     with pytest.raises(ValueError, match=r"hidden_size \(64\)"):
         benchmark(tmp_path).run([TINY, broken])
-    assert {row["case"] for row in read(tmp_path)} == {TINY.name}
+    assert {row["case"] for row in read_csv(tmp_path / "benchmark.csv")} == {TINY.name}
 
 
 def test_quick_means_few_rounds_and_batches(tmp_path):
     many = replace(TINY, texts=replace(TINY_TEXTS, num_batches=5), competitors=("dsx", "bert"))
     benchmark(tmp_path, quick=True, rounds=9).run([many])
-    row = read(tmp_path)[0]
+    row = read_csv(tmp_path / "benchmark.csv")[0]
     assert row["rounds"] == "2"
     assert int(row["real_tokens"]) == sum(map(sum, lengths_of(make_batches(TINY_TEXTS, 0))))
 
