@@ -220,12 +220,13 @@ class Benchmark:
 
     def describe(self, case, found, peaks, counts, notes) -> list[dict]:
         """Rows of the CSV, in the order of the competitors."""
+        load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else ""
         about = {
             "case": case.name, "mode": case.mode, "precision": case.precision, "texts": case.texts_name,
             "batch_size": case.texts.batch_size, "shape": str(case.shape), "layers": case.layers,
             "rounds": self.arguments.rounds, "device": self.arguments.device, "threads": torch.get_num_threads(),
             "machine": machine_name(self.arguments.device), "torch": torch.__version__,
-            "date": datetime.date.today().isoformat(), "load_average": round(os.getloadavg()[0], 1),
+            "date": datetime.date.today().isoformat(), "load_average": load,
         }  # fmt: skip
         rows = []
         for name in sorted(found, key=COMPETITORS.index):

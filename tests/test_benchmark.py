@@ -114,7 +114,8 @@ def test_layers_of_long_cases_are_those_of_modernbert():
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_layers_of_the_competitors_have_equally_many_parameters_within_two_percent(shape):
-    models = {name: build_model(name, replace(TINY, shape=shape)) for name in TORCH_MODELS}
+    with torch.device("meta"):  # only shapes are looked at
+        models = {name: build_model(name, replace(TINY, shape=shape)) for name in TORCH_MODELS}
     counts = check_parameters(models)
     assert max(counts.values()) <= 1.02 * min(counts.values())
     assert counts["bert"] == shape.num_layers * (12 * shape.hidden_size**2 + 13 * shape.hidden_size)
