@@ -152,7 +152,7 @@ class Benchmark:
         torch.set_num_threads(self.arguments.threads or threads_before)
         try:
             for case in cases:
-                if self.arguments.quick:
+                if self.arguments.quick and not case.texts.doubling:
                     few = min(case.texts.num_batches, 2)
                     case = replace(case, texts=replace(case.texts, num_batches=few))
                 rows = self.run_case(case)

@@ -90,7 +90,8 @@ def draw_bars(axes, place: float, height: float, entries: dict[str, dict]) -> No
         spread = [[max(value - low, 0)], [max(high - value, 0)]]
         axes.barh(middle, value, height, xerr=spread, color=COLOURS[name], label=LABELS[name], error_kw={"lw": 0.7})
         if name == "dsx":
-            axes.text(max(value, high), middle, f" {value:.2f}", va="center", fontsize=8)
+            ratio = float(entries["bert"]["ours_over_this"])  # of neighbours in time, as in the tables
+            axes.text(max(value, high), middle, f" {ratio:.2f}", va="center", fontsize=8)
     if "bound" in entries:
         axes.plot(relative("bound"), place, "|", color="black", ms=12, label=LABELS["bound"])
 
