@@ -12,7 +12,7 @@ PYTEST_FLAGS ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check fix clean
+.PHONY: help install demo test test-all benchmark check fix clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test: $(STAMP) ## the fast tests
 
 test-all: $(STAMP) ## the slow tests too
 	$(OFFLINE) OMP_NUM_THREADS=1 $(PYTHON) -m pytest $(PYTEST_FLAGS) -m "not gpu and not network"
+
+benchmark: $(STAMP) ## speed and memory beside stock encoders, into runs/benchmark
+	$(OFFLINE) $(PYTHON) scripts/benchmark.py
 
 check: $(STAMP) ## report style faults, change nothing
 	$(PYTHON) -m ruff check $(SOURCES)
