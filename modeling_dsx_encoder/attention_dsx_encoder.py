@@ -551,22 +551,24 @@ class FlatLayout(RectangularLayout):
 
     def _attend_blocks(self, attention_interface, module, query, key, value, mask, global_bias):
         """Local attention at the cost of its window: a block of queries meets its own keys and a radius each side."""
-        number, _, length, _ = query.shape
         block, radius, num_global = block_size(self.config), self.config.sliding_window, self.config.num_global_tokens
+        length = query.shape[2]
         num_blocks = -(-length // block)
         missing = num_blocks * block - length
 
         def windows(tensor):
-            padded = nn.functional.pad(tensor, (0, 0, radius, radius + missing))
-            local = padded.unfold(2, block + 2 * radius, block).transpose(3, 4)  # (n, K, blocks, block + 2 radius, D)
-            everywhere = tensor[:, :, None, :num_global].expand(-1, -1, num_blocks, -1, -1)
-            return torch.cat((everywhere, local), dim=3).transpose(1, 2).flatten(0, 1)  # (n * blocks, K, ..., D)
+            padded = nn.functional.pad(tensor, (0, 0, radius, radius + missing))  # (K, blocks * block + 2 radius, D)
+            local = padded.unfold(1, block + 2 * radius, block).permute(1, 0, 3, 2)  # a view: (blocks, K, keys, D)
+            if not num_global:
+                return local
+            return torch.cat((tensor[:, :num_global].expand(num_blocks, -1, -1, -1), local), dim=2)
 
-        queries = nn.functional.pad(query, (0, 0, 0, missing)).unflatten(2, (num_blocks, block))
-        queries = queries.transpose(1, 2).flatten(0, 1)  # (n * blocks, H, block, D)
-        mask = mask.repeat(number, 1, 1, 1)  # (n * blocks, 1|H, block, keys)
-        output = self._attend_group(attention_interface, module, queries, windows(key), windows(value), mask)
-        output = output.unflatten(0, (number, num_blocks)).flatten(1, 2)[:, :length]  # (n, l, H, D)
+        outputs = []
+        for query_of, key_of, value_of in zip(query, key, value, strict=True):  # one sequence: (heads, l, D)
+            blocks = nn.functional.pad(query_of, (0, 0, 0, missing)).unflatten(1, (num_blocks, block)).transpose(0, 1)
+            output = self._attend_group(attention_interface, module, blocks, windows(key_of), windows(value_of), mask)
+            outputs.append(output.flatten(0, 1)[:length])  # (l, H, D)
+        output = torch.stack(outputs)
         if num_global:
             seen = self._attend_group(attention_interface, module, query[:, :, :num_global], key, value, global_bias)
             output = torch.cat((seen, output[:, num_global:]), dim=1)

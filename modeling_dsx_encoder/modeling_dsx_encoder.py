@@ -41,6 +41,8 @@ from .positions_dsx_encoder import POSITION_SCHEMES, PositionScheme, is_traced, 
 
 # A label with this value is not an item: it adds nothing to the loss and nothing to the number of items.
 IGNORE_INDEX = -100
+# Without gradients the feed-forward keeps at most so many inner activations, 16 MiB in fp32.
+MAX_INNER_ELEMENTS = 2**22
 
 
 def build_norm(config: DsxEncoderConfig) -> nn.Module:
@@ -105,11 +107,10 @@ class DsxEncoderAttention(nn.Module):
         """Hidden states `(..., E)` to the same shape, and the weights `(B, H, L, L)` where the back end gives them."""
         num_projected = self.num_heads + 2 * self.num_key_value_heads
         heads = self.qkv_proj(hidden_states).unflatten(-1, (num_projected, self.head_dim))  # (..., H + 2 K, D)
-        query_key, value = heads.split([self.num_heads + self.num_key_value_heads, self.num_key_value_heads], dim=-2)
+        query, key, value = heads.split([self.num_heads, self.num_key_value_heads, self.num_key_value_heads], dim=-2)
         rotation = layout.rotations[self.layer_type]
         if rotation is not None:
-            query_key = rotate(query_key, rotation)
-        query, key = query_key.split([self.num_heads, self.num_key_value_heads], dim=-2)
+            query, key = rotate(query, rotation), rotate(key, rotation)
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
             layout.attn_implementation, eager_attention_forward
         )
@@ -132,6 +133,15 @@ class DsxEncoderMLP(nn.Module):
         self.gated = config.gated_mlp
 
     def forward(self, hidden_states):
+        at_once = max(MAX_INNER_ELEMENTS // self.up_proj.out_features, 1)
+        tokens = hidden_states.flatten(0, -2)
+        if torch.is_grad_enabled() or is_traced() or len(tokens) <= at_once:
+            return self.feed(hidden_states)
+        # A long text goes through in parts: inner activations of more than some megabytes are new memory every time.
+        return torch.cat([self.feed(part) for part in tokens.split(at_once)]).view(hidden_states.shape)
+
+    def feed(self, hidden_states):
+        """The feed-forward of tokens `(..., E)`."""
         if self.gated:
             inner, up = self.act_fn(self.gate_proj(hidden_states)), self.up_proj(hidden_states)  # (..., F)
             # In place where no gradient needs both factors: fresh memory costs more than the product itself.

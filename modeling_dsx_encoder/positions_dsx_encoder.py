@@ -252,10 +252,12 @@ def rotate(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torc
         rotation: What `PositionScheme.rotation` gave for the same leading axes.
     """
     cos, sin = rotation
-    turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    size = cos.shape[-1]
+    # Where all features turn, no slice: its gradient would be a copy.
+    turned, rest = (x, None) if size == x.shape[-1] else x.split([size, x.shape[-1] - size], dim=-1)
     first, second = turned.chunk(2, dim=-1)
-    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
-    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+    turned = torch.addcmul(turned * cos, torch.cat((-second, first), dim=-1), sin)
+    return turned if rest is None else torch.cat((turned, rest), dim=-1)
 
 
 __all__ = [
