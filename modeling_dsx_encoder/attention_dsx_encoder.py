@@ -3,7 +3,7 @@
 - `read_attention_mask`: every accepted form of `attention_mask`, read once into booleans.
 - `RectangularLayout` and `FlatLayout`: where each token of a batch stands. Nothing else in the encoder knows about
   padding, windows and packed rows; embeddings, norms and feed-forward work on any leading axes.
-- `choose_layout`: the one place that decides between them.
+  `layouts_dsx_encoder.py` adds the layout of variable-length kernels and chooses.
 - `eager_attention_forward`: softmax(Q K^T / sqrt(D)) V, step by step, when the weights are wanted.
 
 Shapes: B batch, L sequence, T real tokens of the whole batch, E hidden_size, H heads, K key-value heads, D = E/H head
@@ -144,10 +144,11 @@ def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def score_dtype(like: torch.Tensor) -> torch.dtype:
-    """Dtype in which attention will compute its scores: that of autocast, or the hidden states' own."""
-    device_type = like.device.type
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else like.dtype
+def score_dtype(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.dtype:
+    """Dtype in which attention will compute its scores: that of autocast, or `dtype`, or the hidden states' own."""
+    if torch.is_autocast_enabled(like.device.type):
+        return torch.get_autocast_dtype(like.device.type)
+    return dtype or like.dtype
 
 
 def additive_mask(visible, bias, dtype, device) -> torch.Tensor | None:
@@ -189,9 +190,9 @@ class RectangularLayout:
     blind: dict = field(default_factory=dict)
 
     @classmethod
-    def from_inputs(cls, config, like, attention_mask, position_ids, cu_seq_lens, output_attentions):
-        """Read the arguments of `forward`; `like` is a tensor `(B, L, ...)` on the right device."""
-        batch_size, length = like.shape[:2]
+    def from_inputs(cls, config, batch_shape, device, attention_mask, position_ids, cu_seq_lens, output_attentions):
+        """Read the arguments of `forward`, all on `device`, about a batch of shape (B, L)."""
+        batch_size, length = batch_shape
         if 0 in (batch_size, length):
             raise ValueError(
                 f"The inputs have batch {batch_size} and length {length}, but both must be at least 1: leave out "
@@ -205,10 +206,10 @@ class RectangularLayout:
                     f"position_ids has shape {tuple(position_ids.shape)}, but the inputs have batch {batch_size} and "
                     f"length {length}: give ({batch_size}, {length}) or (1, {length})."
                 )
-        starts = sequence_starts(position_ids, cu_seq_lens, mask.tokens, batch_size, length, like.device)
+        starts = sequence_starts(position_ids, cu_seq_lens, mask.tokens, batch_size, length, device)
         if starts is not None and not is_traced() and not packs_several(starts, mask.tokens):
             starts = None
-        ranks = cls._ranks(mask.tokens, starts, length, like.device)
+        ranks = cls._ranks(mask.tokens, starts, length, device)
         return cls(
             config=config,
             mask=mask,
@@ -325,7 +326,9 @@ class RectangularLayout:
         for name, used in {
             f"position_embedding_type={self.config.position_embedding_type!r}": bias is not None,
             "an attention_mask with more than two axes": self.mask.pairs is not None,
-            "packed rows": self.sequences is not None,
+            # Elsewhere flash computes them, see `VariableLengthLayout`.
+            "packed rows in the padded layout (padding_free=False, all hidden states, fp32, a back end without "
+            "variable lengths)": self.sequences is not None,
             f"num_global_tokens={globals_used}": globals_used,
         }.items():
             if used:
@@ -614,31 +617,6 @@ class FlatLayout(RectangularLayout):
         return rows.index_copy(0, self.numbers, torch.cat(pooled))
 
 
-def choose_layout(
-    config, like, attention_mask, position_ids, cu_seq_lens, output_attentions=False, output_hidden_states=False
-) -> RectangularLayout:
-    """The layout of a batch: flat where there is padding, packing or a long text under sliding layers.
-
-    The rectangle stays when weights or all hidden states are wanted, when masks or positions are more than padding
-    says, under tracing, compilation and export, where shapes must not follow the data, and on accelerators, where
-    many small calls cost more than the padding.
-    """
-    layout = RectangularLayout.from_inputs(config, like, attention_mask, position_ids, cu_seq_lens, output_attentions)
-    mask = layout.mask
-    blocked = "sliding_attention" in config.layer_types and uses_blocks(config, like.shape[1])
-    serves = (
-        config.padding_free
-        and not (output_attentions or output_hidden_states or is_traced())
-        and like.device.type == "cpu"
-        and layout.attn_implementation in ("eager", "sdpa")
-        and mask.pairs is None
-        and layout.counts_tokens()
-        and (layout.sequences is not None or mask.tokens is not None or blocked)
-        and (mask.tokens is None or bool(mask.tokens.any()))
-    )
-    return FlatLayout.from_rectangular(layout) if serves else layout
-
-
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(D) + mask) V, with all weights in memory; arXiv:1706.03762, eq. 1.
 
@@ -669,7 +647,6 @@ __all__ = [
     "FlatLayout",
     "RectangularLayout",
     "at_least_fp32",
-    "choose_layout",
     "eager_attention_forward",
     "read_attention_mask",
 ]

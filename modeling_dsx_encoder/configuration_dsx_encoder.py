@@ -77,7 +77,7 @@ class DsxEncoderConfig(PreTrainedConfig):
         num_global_tokens: So many leading tokens of each sequence see all and are seen by all in sliding layers
             (Longformer, https://arxiv.org/abs/2004.05150).
         embedding_dropout: Rate after the embeddings.
-        attention_dropout: Rate on the attention weights.
+        attention_dropout: Rate on the attention weights. Above 0, SDPA on a GPU trains on padding too.
         hidden_dropout: Rate on the output of each sub-layer, before the residual sum.
         mlp_dropout: Rate inside the feed-forward, after the activation.
         classifier_dropout: Rate before the classifier of the heads. `None`: `hidden_dropout`.

@@ -7,7 +7,7 @@
 - one row of logits for each sequence of packed rows (traced, for each row: shapes must not follow the positions)
 - losses that divide by the number of items of the whole accumulated batch
 
-A token's way: `DsxEncoderModel.forward` makes a layout from the inputs (`attention_dsx_encoder.py`), then embeddings,
+A token's way: `DsxEncoderModel.forward` makes a layout from the inputs (`layouts_dsx_encoder.py`), then embeddings,
 layers and final norm run on tensors whose leading axes they do not look at. Only attention asks the layout.
 
 Shapes: B batch, L sequence, E hidden_size, F intermediate_size, H heads, K key-value heads, D = E/H head size,
@@ -35,8 +35,9 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_dsx_encoder import RectangularLayout, at_least_fp32, choose_layout, eager_attention_forward
+from .attention_dsx_encoder import RectangularLayout, at_least_fp32, eager_attention_forward
 from .configuration_dsx_encoder import DsxEncoderConfig
+from .layouts_dsx_encoder import choose_layout
 from .positions_dsx_encoder import POSITION_SCHEMES, PositionScheme, is_traced, rotate
 
 # A label with this value is not an item: it adds nothing to the loss and nothing to the number of items.
@@ -270,6 +271,9 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
         for name in ("output_attentions", "output_hidden_states"):
             wanted = kwargs.get(name)
             wants[name] = getattr(self.config, name) if wanted is None else wanted
+        attentions = [layer.attention for layer in self.layers]
+        rates = [attention.attention_dropout for attention in attentions if attention.training]
+        wants |= {"dtype": self.dtype, "attention_dropout": max(rates, default=0.0)}
         return choose_layout(self.config, tokens, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), **wants)
 
     @merge_with_config_defaults

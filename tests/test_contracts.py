@@ -63,10 +63,11 @@ def project_files():
 # ------------------------------------------------------------------------------------------------------------ shipping
 
 
-def test_four_files_ship():
+def test_five_files_ship():
     assert [path.stem for path in SHIPPED] == [
         "attention_dsx_encoder",
         "configuration_dsx_encoder",
+        "layouts_dsx_encoder",
         "modeling_dsx_encoder",
         "positions_dsx_encoder",
     ]
