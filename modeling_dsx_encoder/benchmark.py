@@ -37,6 +37,7 @@ from .benchmark_models import (
     fastest_onnx,
 )
 from .benchmark_report import COMPETITORS, table, write_csv
+from .benchmark_tools import tool_steps
 from .recipe import described
 
 NO_ONNXRUNTIME = "onnxruntime is not installed, BERT in ONNX Runtime is left out: pip install 'dsx-encoder[bench]'"
@@ -127,7 +128,8 @@ def figures(times: dict[str, np.ndarray], batches: list[dict[str, torch.Tensor]]
             "seconds": float(f"{np.median(values):.5g}"),
             "ours_over_this": round(np.median(values / seconds["dsx"]), 3),
         }
-    rows["dsx"]["share_of_bound"] = round(np.median(seconds["bound"] / seconds["dsx"]), 3)
+    if "bound" in seconds:
+        rows["dsx"]["share_of_bound"] = round(np.median(seconds["bound"] / seconds["dsx"]), 3)
     return rows
 
 
@@ -158,7 +160,8 @@ class Benchmark:
                 rows = self.run_case(case)
                 self.rows += rows
                 write_csv(path, self.rows)
-                self.console.print(table(case, rows))
+                if rows:
+                    self.console.print(table(case, rows))
         finally:
             torch.set_num_threads(threads_before)
         return path
@@ -168,6 +171,8 @@ class Benchmark:
         arguments = self.arguments
         options = {"dropout": arguments.dropout, "position_embedding_type": arguments.position_embedding_type}
         batches = make_batches(case.texts, arguments.seed, arguments.device)
+        if case.tool:
+            return self.run_tool(case, batches, options)
         models = {name: build_model(name, case, **options) for name in case.competitors if name != "onnxruntime"}
         check_parameters(models)
         notes = dict.fromkeys((*models, "bound"), "")
@@ -196,6 +201,15 @@ class Benchmark:
                 notes["dsx"] = f"{longer:.2f} times the time of {rows[0]['lengths']} tokens"
             rows += self.describe(case, found, peaks, counts, notes)
         return rows
+
+    def run_tool(self, case: Case, batches: list[dict], options: dict) -> list[dict]:
+        """One case of a tool: the call that a user makes, from texts to its result."""
+        if self.arguments.device != "cpu":
+            self.console.print(f"{case.name} is measured on the CPU alone, left out", markup=False)
+            return []
+        steps = tool_steps(case, batches, options, Path(self.arguments.output_dir) / "tools" / case.name)
+        found = figures(measure(steps, self.arguments.rounds), batches)
+        return self.describe(case, found, {}, {}, dict.fromkeys(steps, ""))
 
     def export(self, model) -> dict[str, Path]:
         """Files of the exported BERT; cases of one shape share them, their models have the same weights."""

@@ -3,7 +3,7 @@
 - `Shape`: width, depth and heads; `Texts`: how long the texts are and how they are batched; `Case`: both, with a mode,
   a precision and the kind of layers
 - `all_cases()`: short texts in random order, sorted by length and unpadded; long texts under local attention; the
-  latency of one text; the growth of time with length
+  latency of one text; the growth of time with length; the same through tools that users run
 - `make_batches()`: the texts of a case, decided by a seed
 """
 
@@ -81,6 +81,7 @@ class Case:
         layers: "full" attention everywhere; "mixed": every third layer full, the others with a window, where a
             competitor can; "sliding": windows only.
         competitors: Who takes part.
+        tool: Not the model is called but this tool of the users', a key of `benchmark_tools.TOOLS`.
     """
 
     texts_name: str
@@ -90,6 +91,7 @@ class Case:
     precision: Literal["fp32", "bf16"]
     layers: Literal["full", "mixed", "sliding"] = "full"
     competitors: tuple[str, ...] = ("dsx", "bert", "modernbert", "onnxruntime")
+    tool: str | None = None
 
     @property
     def name(self) -> str:
@@ -132,6 +134,9 @@ def all_cases() -> list[Case]:
     for precision, mode, name in itertools.product(precisions, modes, ("long2048", "long8192")):
         cases.append(Case(name, TEXTS[name], mode, SHAPES[0], precision, layers="mixed"))
     cases.append(Case("growth", TEXTS["growth"], "inference", SHAPES[0], "fp32", "sliding", ("dsx",)))
+    tools = {"sentence-transformers": "inference", "pipeline": "inference", "trainer": "training"}
+    for tool, mode in tools.items():
+        cases.append(Case(tool, SHORT, mode, SHAPES[0], "fp32", competitors=("dsx", "bert"), tool=tool))
     return cases
 
 

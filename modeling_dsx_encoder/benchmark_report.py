@@ -65,7 +65,8 @@ def summary(rows: list[dict]) -> Table:
         ratios = [f"{float(beside[peer]['ours_over_this']):.2f}" if peer in beside else "" for peer in peers]
         peaks = [beside[name]["peak_mib"] or "?" for name in ("dsx", "bert") if name in beside]
         name = f"{row['case']}, {row['note']}" if row["note"] else row["case"]
-        shown.add_row(name, *ratios, f"{float(row['share_of_bound']):.0%}", " / ".join(peaks))
+        share = f"{float(row['share_of_bound']):.0%}" if row["share_of_bound"] else ""
+        shown.add_row(name, *ratios, share, " / ".join(peaks))
     return shown
 
 

@@ -88,8 +88,8 @@ class DsxEncoderConfig(PreTrainedConfig):
         tie_word_embeddings: The masked-LM decoder shares the word embedding.
         padding_free: Compute padded and packed batches on their real tokens alone where that serves (`choose_layout`);
             the outputs are the same.
-        sparse_prediction: Masked LM computes vocabulary logits only at labelled tokens while training: its `logits`
-            are then `(num_labelled, vocab_size)`. Evaluation always gives `(B, L, vocab_size)`.
+        sparse_prediction: Masked LM computes vocabulary logits only at labelled tokens while training, and keeps none:
+            its `logits` are then None. Evaluation, and training without labels, give `(B, L, vocab_size)`.
 
     Raises:
         ValueError: A rule between fields is broken; the message names both values.

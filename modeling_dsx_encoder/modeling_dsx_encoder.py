@@ -44,6 +44,8 @@ from .positions_dsx_encoder import POSITION_SCHEMES, PositionScheme, is_traced, 
 IGNORE_INDEX = -100
 # Without gradients the feed-forward keeps at most so many inner activations, 16 MiB in fp32.
 MAX_INNER_ELEMENTS = 2**22
+# While training, masked LM makes at most so many logits at once, 8 MiB in fp32.
+MAX_LOGITS = 2**21
 
 
 def build_norm(config: DsxEncoderConfig) -> nn.Module:
@@ -521,25 +523,35 @@ class DsxEncoderForMaskedLM(DsxEncoderPreTrainedModel):
         """Inputs as in `DsxEncoderModel.forward`; `labels` `(B, L)` token numbers, -100 where nothing is asked.
 
         Returns:
-            `loss` over the labelled real tokens and `logits` `(B, L, V)`, 0 on padding; while training with
-            `sparse_prediction` and labels only the labelled tokens' logits, `(num_labelled, V)`.
+            `loss` over the labelled real tokens and `logits` `(B, L, V)`, 0 on padding. While training with
+            `sparse_prediction` and labels the vocabulary's logits are made for labelled tokens alone, some at a time,
+            and not kept: `logits` is None.
         """
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         hidden_states = outputs.last_hidden_state
         labels = None if labels is None else token_labels(labels, layout)
-        sparse = labels is not None and self.training and self.config.sparse_prediction and not is_traced()
-        if sparse:
+        num_items, loss, logits = kwargs.get("num_items_in_batch"), None, None
+        if labels is not None and self.training and self.config.sparse_prediction and not is_traced():
             labelled = labels != IGNORE_INDEX
-            hidden_states, labels = layout.select(hidden_states, labelled), labels[labelled]  # (num_labelled, E)
+            loss = self.sparse_loss(layout.select(hidden_states, labelled), labels[labelled], num_items)
         else:
-            labels = layout.gather(labels)
-        logits = self.decoder(self.prediction_head(hidden_states))
-        loss = None
-        if labels is not None:
-            loss = cross_entropy_loss(logits, labels, kwargs.get("num_items_in_batch"), size_name="vocab_size")
-        logits = logits if sparse else layout.restore(logits)
+            logits = self.decoder(self.prediction_head(hidden_states))
+            if labels is not None:
+                loss = cross_entropy_loss(logits, layout.gather(labels), num_items, size_name="vocab_size")
+            logits = layout.restore(logits)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+    def sparse_loss(self, hidden_states, labels, num_items_in_batch=None):
+        """Loss of labelled tokens `(num_labelled, E)`, whose logits are made in parts that fit a cache."""
+        hidden_states = self.prediction_head(hidden_states)
+        num_items = max(len(labels), 1) if num_items_in_batch is None else num_items_in_batch
+        at_once = max(MAX_LOGITS // self.config.vocab_size, 1)
+        parts = zip(hidden_states.split(at_once), labels.split(at_once), strict=True)
+        return sum(
+            cross_entropy_loss(self.decoder(tokens), of_tokens, num_items, size_name="vocab_size")
+            for tokens, of_tokens in parts
         )
 
 

@@ -9,6 +9,8 @@ import torch
 from test_packed_rows import LENGTHS, UNEVEN, assert_same_outcome, batch_of, outcome, pack
 from tiny import HEADS, POSITIONS, SIDES, build, for_head, labels_for, tiny_config, token_batch
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers import modeling_flash_attention_utils as flash
 from transformers.integrations.flash_attention import flash_attention_forward
@@ -318,3 +320,41 @@ def test_the_plain_kernel_is_that_of_the_padded_batch():
         heads = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         expected, _ = sdpa_attention_forward(module, *heads, mask, scaling=0.3, is_causal=False)
         assert_close(found, expected[0])
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the elements of the largest tensor that any operator made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        results = function(*args, **(kwargs or {}))
+        for result in tree_leaves(results):
+            if isinstance(result, torch.Tensor):
+                self.elements = max(self.elements, result.untyped_storage().nbytes() // result.element_size())
+        return results
+
+
+@pytest.mark.parametrize("arrangement", ["alone", "padded", "packed"])
+@pytest.mark.parametrize("scheme", POSITIONS)
+def test_no_tensor_of_length_by_length_under_windows(scheme, arrangement):
+    """Forward and backward of 2048 tokens keep to the window: nothing is near 2048 x 2048 elements."""
+    length, radius = 2048, 16
+    config = tiny_config(
+        position_embedding_type=scheme,
+        layer_types=["sliding_attention"] * 2,
+        sliding_window=radius,
+        max_position_embeddings=length,
+    )
+    model = build(DsxEncoderModel, config)
+    input_ids = token_batch(lengths=(length, length))[0]
+    inputs = {"input_ids": input_ids[:1]}
+    if arrangement == "padded":
+        mask = torch.ones_like(input_ids)
+        mask[1, length // 2 :] = 0
+        inputs = {"input_ids": input_ids, "attention_mask": mask}
+    elif arrangement == "packed":
+        inputs = {"input_ids": input_ids.view(1, -1), "position_ids": torch.arange(length).repeat(2)[None]}
+    with LargestTensor() as largest:
+        model(**inputs).last_hidden_state.sum().backward()
+    assert 0 < largest.elements < length * length // 4

@@ -32,11 +32,13 @@ def logits_of(name, output):
 
 
 def outcome(model, name, inputs, train=False):
-    """Logits, loss and every gradient."""
+    """Logits where they are kept (masked LM keeps none while training), loss and every gradient."""
     model.zero_grad()
     output = model.train(train)(**inputs)
     output.loss.backward()
-    return logits_of(name, output).detach(), output.loss.detach(), gradients(model)
+    is_kept = train is False or name != "masked_lm"
+    logits = logits_of(name, output).detach() if is_kept else output.loss.new_zeros(0)
+    return logits, output.loss.detach(), gradients(model)
 
 
 def assert_same_outcome(found, expected, where, tolerance=1e-5):
