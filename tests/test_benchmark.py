@@ -32,6 +32,7 @@ from modeling_dsx_encoder.benchmark_models import (
     fastest_onnx,
 )
 from modeling_dsx_encoder.benchmark_report import COLUMNS, draw_chart, read_csv, summary
+from modeling_dsx_encoder.benchmark_tools import TOOLS, make_texts, word_tokenizer
 
 TORCH_MODELS = ("dsx", "bert", "modernbert")
 TINY_TEXTS = Texts(shortest=4, longest=20, batch_size=4, num_batches=2, median=8)
@@ -262,3 +263,25 @@ def test_arguments_that_cannot_be_measured_are_refused(tmp_path):
             BenchmarkArguments(device="cuda")
     with pytest.raises(ValueError, match="run the benchmark first"):
         draw_chart(tmp_path / "benchmark.csv")
+
+
+# --------------------------------------------------------------------------------------------------------------- tools
+
+
+def test_texts_for_tools_have_as_many_tokens_as_the_rows():
+    batches = make_batches(TINY_TEXTS, seed=0)
+    tokens = word_tokenizer()(make_texts(batches))["input_ids"]
+    assert [len(row) for row in tokens] == [length for batch in lengths_of(batches) for length in batch]
+    assert tokens[0][1:-1] == batches[0]["input_ids"][0, 2 : len(tokens[0])].tolist()
+
+
+@pytest.mark.parametrize("tool", sorted(TOOLS))
+def test_tools_run_on_folders_of_both_encoders(tool, tmp_path):
+    mode = "training" if tool == "trainer" else "inference"
+    case = Case(tool, TINY_TEXTS, mode, Shape(64, 2, 4), "fp32", competitors=("dsx", "bert"), tool=tool)
+    rows = read_csv(benchmark(tmp_path, rounds=1).run([case]))
+    assert [row["competitor"] for row in rows] == ["dsx", "bert"]
+    assert all(float(row["tokens_per_second"]) > 0 and not row["share_of_bound"] for row in rows)
+    assert "trainer" not in tool or not list(tmp_path.rglob("checkpoint-*"))
+    draw_chart(tmp_path / "benchmark.csv")
+    assert summary(rows).row_count == 1
