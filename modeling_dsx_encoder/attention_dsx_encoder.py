@@ -90,7 +90,9 @@ def check_edges(edges: torch.Tensor, batch_size: int, length: int) -> None:
     """
     total, given = batch_size * length, edges.tolist()
     broken = None
-    if edges.ndim != 1 or given[:1] != [0] or given[-1] != total:
+    if edges.is_floating_point() or edges.dtype == torch.bool:
+        broken = f"be whole numbers, got {edges.dtype}"
+    elif edges.ndim != 1 or given[:1] != [0] or given[-1] != total:
         broken = f"begin with 0 and end with {total}, the number of tokens in {batch_size} row(s) of {length}"
     elif not bool((edges.diff() > 0).all()):
         broken = "grow from each to the next: a sequence has at least one token"
@@ -110,9 +112,10 @@ def sequence_starts(position_ids, cu_seq_lens, tokens, batch_size, length, devic
     end, are given (`DataCollatorWithFlattening`). The positions of padding are often 0 and mean nothing.
     """
     if cu_seq_lens is not None:
-        edges = torch.as_tensor(cu_seq_lens).to(device, torch.long)
+        edges = torch.as_tensor(cu_seq_lens).to(device)
         if not is_traced():
             check_edges(edges, batch_size, length)
+        edges = edges.long()
         starts = torch.zeros(batch_size * length, dtype=torch.bool, device=device)
         return starts.index_fill(0, edges[:-1], True).view(batch_size, length)
     if position_ids is None:
@@ -521,8 +524,8 @@ class FlatLayout(RectangularLayout):
         local = first + torch.arange(-radius, block + radius, device=like.device)
         key = torch.cat((torch.arange(num_global, device=like.device).expand(len(first), -1), local), dim=1)
         # Global keys stand in front of every block; seen again inside the window they would count twice.
-        near = (query[:, :, None] - local[:, None, :]).abs() <= radius
-        near = near & ((local >= num_global) & (local < length))[:, None, :]
+        band = (query[0, :, None] - local[0]).abs() <= radius  # (block, block + 2 radius): the same in every block
+        near = band & ((local >= num_global) & (local < length))[:, None, :]
         near = nn.functional.pad(near, (num_global, 0), value=True)
         blocks = additive_mask(near[:, None], positions.score_bias(query, key), score_dtype(like), like.device)
         # Global queries see everything, in a call of their own: (1, H, G, l) or None.

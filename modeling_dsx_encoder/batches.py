@@ -29,7 +29,7 @@ def packed_lengths(inputs: Mapping[str, Any]) -> list[int] | None:
         return None
     edges, positions = inputs.get("cu_seq_lens_q"), inputs.get("position_ids")
     if edges is not None:
-        return edges.diff().tolist()
+        return torch.as_tensor(edges).diff().tolist()
     if positions is None:
         return None
     begins = (positions.flatten() == 0).nonzero().flatten().tolist()
@@ -80,13 +80,13 @@ def item_labels(inputs: Mapping[str, Any], model: nn.Module) -> torch.Tensor | N
     """A tensor whose entries other than -100 are the items of the loss; None without labels."""
     labels, mask = inputs.get("labels"), inputs.get("attention_mask")
     mask = mask if mask is not None and mask.dim() == 2 else None
-    if labels is None and "start_positions" in inputs:
+    if labels is None and "start_positions" in inputs and "end_positions" in inputs:
         length, lengths = inputs["input_ids"].shape[1], packed_lengths(inputs)
         if lengths is not None:
             length = max(lengths)
             ends = torch.tensor(lengths, device=inputs["input_ids"].device)
             mask = torch.arange(length, device=ends.device) < ends[:, None]  # (rows, longest)
-        labels = answer_labels(inputs["start_positions"], length, mask)
+        labels = answer_labels(inputs["start_positions"], inputs["end_positions"], length, mask)[0]
     if labels is None:
         return None
     if isinstance(inputs, RepeatedRows):

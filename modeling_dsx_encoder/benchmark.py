@@ -64,6 +64,10 @@ class BenchmarkArguments:
             self.rounds = min(self.rounds, 2)
         if self.rounds < 1:
             raise ValueError(f"rounds={self.rounds}, but a median needs at least 1: give --rounds 7")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(
+                f"threads={self.threads}, but a competitor needs at least 1: give --threads 1 or leave it out"
+            )
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device='cuda', but PyTorch sees no CUDA device here: give --device cpu")
 

@@ -111,6 +111,11 @@ def draw_chart(path: str | Path, patterns: list[str] | None = None) -> Path:
         if any(fnmatch.fnmatch(row["case"], pattern) for pattern in patterns or ["*"]):
             cases.setdefault(row["case"], {})[row["competitor"]] = row
     cases = {name: entries for name, entries in cases.items() if "bert" in entries}
+    if not cases:
+        raise ValueError(
+            f"cases={patterns} matches no comparison with BERT in {str(path)!r}: it holds "
+            + ", ".join(sorted({row["case"] for row in rows}))
+        )
     figure, axes = pyplot.subplots(figsize=(9, 1.4 + 0.6 * len(cases)))
     for place, entries in enumerate(cases.values()):
         draw_bars(axes, place, 0.2, entries)

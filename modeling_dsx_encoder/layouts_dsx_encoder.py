@@ -121,14 +121,18 @@ class Machine(NamedTuple):
 
 
 def torch_kernel_serves(config: DsxEncoderConfig, machine: Machine, attention_dropout: float) -> bool:
-    """Whether `varlen_attn` computes this: Ampere or newer, heads of 8, 16, ... 256 features, and no dropout."""
+    """Whether `varlen_attn` computes this: Ampere or newer, heads of 8, 16, ... 256 features, and no dropout.
+
+    The backward of heads above 192 features needs the large shared memory of data-centre GPUs (8.0, 9.0).
+    """
     head_size = config.hidden_size // config.num_attention_heads
+    widest = 256 if machine.capability in ((8, 0), (9, 0)) else 192
     return (
         variable_length_attention() is not None
         and machine.device_type == "cuda"
         and machine.capability >= (8, 0)
         and head_size % 8 == 0
-        and head_size <= 256
+        and head_size <= widest
         and attention_dropout == 0
     )
 

@@ -148,7 +148,7 @@ class DsxEncoderMLP(nn.Module):
         if self.gated:
             inner, up = self.act_fn(self.gate_proj(hidden_states)), self.up_proj(hidden_states)  # (..., F)
             # In place where no gradient needs both factors: fresh memory costs more than the product itself.
-            inner = inner * up if torch.is_grad_enabled() else inner.mul_(up)
+            inner = inner * up if torch.is_grad_enabled() or is_traced() else inner.mul_(up)
         else:
             inner = self.act_fn(self.up_proj(hidden_states))
         return self.down_proj(self.dropout(inner))
@@ -405,20 +405,25 @@ def cross_entropy_loss(logits, labels, num_items_in_batch=None, size_name="num_l
     return mean_over_items(total, items, num_items_in_batch)
 
 
-def answer_labels(places: torch.Tensor, length: int, tokens: torch.Tensor | None) -> torch.Tensor:
-    """Places of answers `(B,)` or `(B, 1)` as labels `(B,)`: -100 outside the row of `length` and on padding.
+def answer_labels(starts, ends, length: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Starts and ends of answers, `(B,)` or `(B, 1)`, as labels `(B,)`.
+
+    Both are -100 where one of them lies outside the row of `length` or on padding: an answer is an item or is none.
 
     Raises:
         ValueError: Not one place a row.
     """
-    places = places.long().view(-1)
-    if tokens is not None:
-        check_label_shape(places, tokens.shape[:1], "start_positions and end_positions")
-    outside = (places < 0) | (places >= length)
-    if tokens is not None:
-        places, outside = places.to(tokens.device), outside.to(tokens.device)
-        outside = outside | ~tokens.bool().gather(1, places.clamp(0, length - 1)[:, None]).squeeze(1)
-    return places.masked_fill(outside, IGNORE_INDEX)
+    labels, outside = [], False
+    for places in (starts, ends):
+        places = places.long().view(-1)
+        if tokens is not None:
+            check_label_shape(places, tokens.shape[:1], "start_positions and end_positions")
+            places = places.to(tokens.device)
+        outside = outside | (places < 0) | (places >= length)
+        if tokens is not None:
+            outside = outside | ~tokens.bool().gather(1, places.clamp(0, length - 1)[:, None]).squeeze(1)
+        labels.append(places)
+    return labels[0].masked_fill(outside, IGNORE_INDEX), labels[1].masked_fill(outside, IGNORE_INDEX)
 
 
 def problem_type_of(config: DsxEncoderConfig, logits: torch.Tensor, labels: torch.Tensor) -> str:
@@ -659,7 +664,7 @@ class DsxEncoderForQuestionAnswering(DsxEncoderPreTrainedModel):
         """Inputs as in `DsxEncoderModel.forward`; `start_positions` and `end_positions` `(B,)` are places in the row.
 
         Of packed rows there is one answer a sequence, `(num_sequences,)`, its places counted from the sequence's own
-        start. An answer that was cut off, past the row or on its padding, is no item.
+        start. An answer that was cut off, with start or end past the row or on its padding, is no item.
 
         Returns:
             `loss`, the mean of both cross entropies, and `start_logits` and `end_logits` `(B, L)`, of packed rows
@@ -674,9 +679,10 @@ class DsxEncoderForQuestionAnswering(DsxEncoderPreTrainedModel):
         loss = None
         if start_positions is not None and end_positions is not None:
             num_items, tokens = kwargs.get("num_items_in_batch"), layout.by_sequence(real, False)
+            labels = answer_labels(start_positions, end_positions, logits.shape[1], tokens)
             loss = 0.5 * sum(
-                cross_entropy_loss(logits_of, answer_labels(places, logits_of.shape[1], tokens), num_items)
-                for logits_of, places in ((start_logits, start_positions), (end_logits, end_positions))
+                cross_entropy_loss(logits_of, places, num_items)
+                for logits_of, places in zip((start_logits, end_logits), labels, strict=True)
             )
         return QuestionAnsweringModelOutput(
             loss=loss,

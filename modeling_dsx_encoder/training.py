@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import get_parameter_names
 
@@ -63,7 +63,21 @@ class DsxTrainer(Trainer):
         self.train_sampler = None
         self._eval_parts: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         super().__init__(*args, **kwargs)
+        self._keep_batches_whole()
         self.add_callback(EpochCallback(self))
+
+    def _keep_batches_whole(self) -> None:
+        """Lets every process make its own batches, also of a stream: accelerate's dispatcher cuts by first axes.
+
+        The first axis of a flattened batch is 1, whatever the number of its texts.
+        """
+        config = self.accelerator.dataloader_config
+        if config.dispatch_batches and isinstance(self.data_collator, DataCollatorWithFlattening):
+            raise ValueError(
+                "dispatch_batches=True would cut flattened batches after their first row: leave it out of "
+                "accelerator_config, or use a collator that pads"
+            )
+        config.dispatch_batches = bool(config.dispatch_batches)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Leaves tables of positions without decay too."""

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
 from learner import DROPOUT, LOSSES, arguments, assert_same, learner, text_rows, weights
-from tiny import build, tiny_config
-from transformers import Trainer, TrainerCallback, set_seed
+from tiny import HEADS, build, tiny_config
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from modeling_dsx_encoder import (
     DsxEncoderForMaskedLM,
@@ -14,6 +15,7 @@ from modeling_dsx_encoder import (
     DsxEncoderForSequenceClassification,
 )
 from modeling_dsx_encoder.epoch_order import EpochCallback
+from modeling_dsx_encoder.flattening import FlatteningCollator
 from modeling_dsx_encoder.masking import MaskedLanguageModelingCollator, fixed_masks
 from modeling_dsx_encoder.tasks import TASKS
 from modeling_dsx_encoder.training import (
@@ -306,3 +308,36 @@ def test_best_checkpoint_is_chosen_by_the_metric_of_the_task(tmp_path):
     args = arguments(tmp_path, metric_for_best_model="eval_loss", **options)
     use_task_metric(args, TASKS["single_label"])
     assert (args.metric_for_best_model, args.greater_is_better) == ("eval_loss", False)
+
+
+def test_streamed_rows_are_all_predicted_from_flattened_batches(tmp_path):
+    """Accelerate's dispatcher, the default for streams, would cut a flattened batch after its first row."""
+    rows = [{"input_ids": [5 + row] * (3 + row % 4), "labels": [row % 3] * (3 + row % 4)} for row in range(11)]
+    stream = Dataset.from_list(rows).to_iterable_dataset()
+    args = TrainingArguments(str(tmp_path), per_device_eval_batch_size=4, report_to="none", use_cpu=True)
+    model = build(HEADS["token"], tiny_config())
+    found = build_trainer(model, args, collator=FlatteningCollator()).predict(stream)
+    assert found.predictions.shape == (11, 6, 3)
+    assert found.label_ids[:, 0].tolist() == [row % 3 for row in range(11)]
+    args = TrainingArguments(
+        str(tmp_path), accelerator_config={"dispatch_batches": True}, report_to="none", use_cpu=True
+    )
+    with pytest.raises(ValueError, match="dispatch_batches=True would cut flattened batches"):
+        build_trainer(model, args, collator=FlatteningCollator())
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 11])
+def test_answers_half_cut_off_are_no_items_at_any_batch_size(batch_size, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(0, 9, (11, 2), generator=generator).tolist()
+    rows = [
+        {"input_ids": [5 + row] * 6, "attention_mask": [1] * 6, "start_positions": start, "end_positions": end}
+        for row, (start, end) in enumerate(places)
+    ]
+    assert any((start < 6) != (end < 6) for start, end in places)
+    model = build(HEADS["question"], tiny_config())
+    whole = [row for row in rows if row["start_positions"] < 6 and row["end_positions"] < 6]
+    batch = {name: torch.tensor([row[name] for row in whole]) for name in whole[0]}
+    args = TrainingArguments(str(tmp_path), per_device_eval_batch_size=batch_size, report_to="none", use_cpu=True)
+    found = build_trainer(model, args).evaluate(Dataset.from_list(rows))["eval_loss"]
+    assert found == pytest.approx(model(**batch).loss.item(), abs=1e-5)
