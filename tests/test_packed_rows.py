@@ -36,8 +36,8 @@ def outcome(model, name, inputs, train=False):
     model.zero_grad()
     output = model.train(train)(**inputs)
     output.loss.backward()
-    is_kept = train is False or name != "masked_lm"
-    logits = logits_of(name, output).detach() if is_kept else output.loss.new_zeros(0)
+    is_dropped = train and name == "masked_lm" and model.config.sparse_prediction
+    logits = output.loss.new_zeros(0) if is_dropped else logits_of(name, output).detach()
     return logits, output.loss.detach(), gradients(model)
 
 
