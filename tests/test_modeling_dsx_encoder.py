@@ -966,3 +966,11 @@ def test_a_long_text_through_the_feed_forward_in_parts_gives_the_same(shape, mon
         for at_once in (48 * 7, 48, 1):
             monkeypatch.setattr(modeling, "MAX_INNER_ELEMENTS", at_once)
             assert_close(model(input_ids).last_hidden_state, expected, **CLOSE)
+
+
+def test_tracing_checks_itself_with_and_without_gradients():
+    """torch.jit.trace traces again without gradients by default, and compares both graphs."""
+    model = build(DsxEncoderModel, tiny_config(return_dict=False))
+    example = token_batch()
+    traced = torch.jit.trace(model, example)
+    assert_close(traced(*example)[0], model(*example)[0], **CLOSE)

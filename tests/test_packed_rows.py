@@ -372,3 +372,9 @@ def test_traced_heads_give_one_row_a_row_of_the_batch():
     assert traced(**example)[0].shape == (2, 3)
     with torch.no_grad():
         assert_close(traced(**example)[0][0], model(**example)[0][0], **CLOSE)
+
+
+def test_cumulative_lengths_are_whole_numbers():
+    model = build(HEADS["sequence"], tiny_config())
+    with pytest.raises(ValueError, match="must be whole numbers, got torch"):
+        model(token_batch()[0][:1], cu_seq_lens_q=torch.tensor([0, 4.5, 9]))
