@@ -1,4 +1,4 @@
-"""NomicBERT and ModernBERT (Ettin, mmBERT) in their DSX form; and with `families_euro`, all that have rotary positions.
+"""NomicBERT and ModernBERT (Ettin, mmBERT) in their DSX form; with `families_euro`, all that have rotary positions.
 
 Each family is two key maps (trunk, heads) and two functions between the configurations; see `families.py`.
 """
@@ -28,7 +28,7 @@ NOMIC_HEADS = {
             "cls.predictions.transform.dense": "prediction_head.dense",
             "cls.predictions.transform.layer_norm": "prediction_head.norm",
             "cls.predictions.decoder": "decoder",
-            "cls.predictions.bias": None,  # the decoder's bias under a second name
+            "cls.predictions.bias": "decoder.bias",  # its second name
         },
     ),
     "SequenceClassification": Head(
