@@ -17,7 +17,7 @@ from .key_map import KeyMap
 from .presets import nearest
 
 # Modules that define `FAMILIES`, a tuple of `Family`.
-FAMILY_MODULES = ("families_bert", "families_modern")
+FAMILY_MODULES = ("families_bert", "families_kin", "families_modern")
 # Our heads by the name in their class, and the Auto class that builds each.
 HEAD_NAMES = (
     "", "MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice",
@@ -30,26 +30,41 @@ TRUNK_FIELDS = (
     "norm_eps", "norm_bias", "embedding_norm", "first_attention_norm", "position_embedding_type",
     "max_position_embeddings", "position_offset", "type_vocab_size", "scale_embeddings", "layer_types",
 )  # fmt: skip
-# Fields that count only beside a value of another one.
+RELATIVE_FIELDS = ("relative_attention_num_buckets", "relative_attention_max_distance")
 CONDITIONAL_FIELDS = {
-    "rope_parameters": ("position_embedding_type", ("rope",)),
-    "relative_attention_num_buckets": ("position_embedding_type", ("relative_bias", "learned_relative_bias")),
-    "relative_attention_max_distance": ("position_embedding_type", ("relative_bias", "learned_relative_bias")),
+    "rope": ("rope_parameters",),
+    "relative_bias": RELATIVE_FIELDS,
+    "learned_relative_bias": RELATIVE_FIELDS,
 }
-WINDOW_FIELDS = ("sliding_window", "num_global_tokens")
-POOLER_FIELDS = ("classifier_pooling", "classifier_activation", "classifier_bias", "classifier_norm")
-TRANSFORM_FIELDS = ("classifier_activation", "classifier_bias", "classifier_norm")
-HEAD_FIELDS = {
-    "": (),
-    "MaskedLM": (
-        "prediction_activation", "prediction_head", "prediction_head_size", "decoder_bias", "classifier_bias",
-        "tie_word_embeddings",
-    ),
-    "SequenceClassification": POOLER_FIELDS,
-    "TokenClassification": ("transform_tokens",),
-    "QuestionAnswering": ("transform_tokens",),
-    "MultipleChoice": POOLER_FIELDS,
-}  # fmt: skip
+PREDICTION_FIELDS = {
+    "dense": ("prediction_activation", "classifier_bias"),
+    "mlp": ("prediction_activation", "prediction_head_size"),
+    "none": (),
+}
+
+
+def decisive_fields(config: DsxEncoderConfig, name: str) -> list[str]:
+    """Fields on which the outputs of this model depend: those of its trunk and of its head `name`.
+
+    Rates of dropout, initialisers and the fields of other heads are not among them.
+    """
+    fields = [*TRUNK_FIELDS, *CONDITIONAL_FIELDS.get(config.position_embedding_type, ())]
+    if config.norm_type == "rms_norm":
+        fields.remove("norm_bias")  # it has none
+    if "sliding_attention" in config.layer_types:
+        fields += ["sliding_window", "num_global_tokens"]
+    if name == "MaskedLM":
+        fields += ["tie_word_embeddings", "decoder_bias", "prediction_head"]
+        return [*fields, *PREDICTION_FIELDS[config.prediction_head]]
+    if not name and config.add_pooling_layer:
+        fields += ["add_pooling_layer"]
+    of_tokens = name in ("TokenClassification", "QuestionAnswering")
+    pools = not of_tokens and (name or config.add_pooling_layer)
+    fields += (["transform_tokens"] if of_tokens else []) + (["classifier_pooling"] if pools else [])
+    if pools or (of_tokens and config.transform_tokens):
+        fields += ["classifier_activation"]
+        fields += ["classifier_bias", "classifier_norm"] if config.classifier_activation is not None else []
+    return fields
 
 
 @dataclass(frozen=True)
@@ -127,27 +142,8 @@ class Family:
         stock = self.config_class(**self.from_dsx(config))
         stock.architectures = [self.heads[name].stock_class_name]
         back = DsxEncoderConfig(**self.to_dsx(stock))
-        fields = [*TRUNK_FIELDS, *HEAD_FIELDS[name]]
-        fields += [key for key, (other, values) in CONDITIONAL_FIELDS.items() if getattr(config, other) in values]
-        fields += WINDOW_FIELDS if "sliding_attention" in config.layer_types else ()
-        fields += POOLER_FIELDS if not name and getattr(config, "add_pooling_layer", False) else ()
-        fields += (
-            TRANSFORM_FIELDS if "transform_tokens" in fields and getattr(config, "transform_tokens", False) else ()
-        )
-        pairs = {key: (effective(config, key), effective(back, key)) for key in dict.fromkeys(fields)}
+        pairs = {key: (getattr(config, key), getattr(back, key)) for key in decisive_fields(config, name)}
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def effective(config: DsxEncoderConfig, key: str):
-    """The value of a field that the model computes with."""
-    value = getattr(config, key, None)
-    if key == "prediction_activation" and value is None:
-        return config.hidden_act
-    if key == "embedding_size" and value is None:
-        return config.hidden_size
-    if key == "norm_bias" and config.norm_type == "rms_norm":
-        return False  # RMSNorm has no shift
-    return value
 
 
 @cache
