@@ -15,6 +15,7 @@ from transformers import EuroBertConfig, ModernBertConfig, NomicBertConfig, Ultr
 
 import modeling_dsx_encoder
 from modeling_dsx_encoder import DsxEncoderConfig
+from modeling_dsx_encoder.conversion_models import to_dsx_model, to_stock_model
 from modeling_dsx_encoder.families import find_family
 
 NEAR = 1e-5
@@ -194,6 +195,22 @@ def test_weights_come_back_bit_for_bit_and_the_configuration_with_them(name, hea
     assert largest_difference(results(stock, inputs), results(back, inputs)) == 0.0
 
 
+@pytest.mark.parametrize("family", ["nomic_bert", "modernbert", "eurobert", "ultrabert"])
+def test_a_fine_tuned_head_goes_back_to_the_stock_class_with_its_labels(family):
+    name = next(name for name, config in CONFIGS.items() if config().model_type == family)
+    _, stock = stock_model(name, "TokenClassification")
+    stock.config.id2label, stock.config.label2id = {0: "人", 1: "地"}, {"人": 0, "地": 1}
+    ours, head, _ = to_dsx_model(stock)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(0.01)
+    back, _, moved = to_stock_model(ours, find_family(family))
+    assert (head, type(back), moved.dropped) == ("TokenClassification", type(stock), [])
+    assert back.config.id2label == {0: "人", 1: "地"}
+    inputs = batch(stock, head)
+    assert largest_difference(results(back, inputs), results(ours, inputs)) < NEAR
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_half_precision_weights_are_moved_as_they_are(name):
     family, stock = stock_model(name, "")
@@ -310,7 +327,7 @@ def test_an_unknown_pooling_of_eurobert_is_refused_with_the_known_ones():
         ("nomic_bert", {"attention_bias": True, "num_key_value_heads": 2}, {"attention_bias", "num_key_value_heads"}),
         ("modernbert", {"first_attention_norm": True}, {"first_attention_norm"}),
         ("modernbert", {"gated_mlp": False}, {"gated_mlp"}),
-        ("eurobert", {"norm_type": "layer_norm"}, {"norm_type", "norm_bias"}),
+        ("eurobert", {"norm_type": "layer_norm"}, {"norm_type"}),
         ("eurobert", {"layer_types": MIXED, "sliding_window": 4}, {"layer_types", "sliding_window"}),
         ("ultrabert", {"num_global_tokens": 1}, {"num_global_tokens"}),
         ("ultrabert", {"type_vocab_size": 2}, {"type_vocab_size"}),
