@@ -16,6 +16,8 @@ from .key_map import Moved
 
 # What a configuration says beside the architecture, the same on both sides.
 TASK_FIELDS = ("id2label", "label2id", "problem_type")
+# Cross encoders of sentence-transformers keep their activation here.
+OPTIONAL_FIELDS = ("sentence_transformers",)
 
 
 def dsx_class(name: str) -> type[PreTrainedModel]:
@@ -24,8 +26,15 @@ def dsx_class(name: str) -> type[PreTrainedModel]:
 
 
 def head_name(architecture: str) -> str:
-    """The head's name in the name of one of our classes."""
-    return {dsx_class(name).__name__: name for name in HEAD_NAMES}[architecture]
+    """The head's name in the name of one of our classes.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    names = {dsx_class(name).__name__: name for name in HEAD_NAMES}
+    if architecture not in names:
+        raise ValueError(f"{architecture!r} is no class of this package; these are: {', '.join(names)}.")
+    return names[architecture]
 
 
 def shapes_of(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
@@ -35,7 +44,8 @@ def shapes_of(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
 
 def task_fields(config) -> dict:
     """Labels and problem type, for the configuration of the other side."""
-    return {name: copy.deepcopy(getattr(config, name)) for name in TASK_FIELDS}
+    names = [*TASK_FIELDS, *(name for name in OPTIONAL_FIELDS if hasattr(config, name))]
+    return {name: copy.deepcopy(getattr(config, name)) for name in names}
 
 
 def to_dsx_model(model: PreTrainedModel, *, pooler: bool = True, **fields) -> tuple[PreTrainedModel, str, Moved]:

@@ -114,13 +114,14 @@ def mpnet_to_dsx(config: PreTrainedConfig) -> dict:
     """Fields of a DSX encoder that computes what this `MPNetConfig` says.
 
     Raises:
-        ValueError: Another number of buckets than the 32 that the stock model computes with.
+        ValueError: Another number of buckets, or another padding, than the stock model computes with.
     """
-    if config.relative_attention_num_buckets != MPNET_BUCKETS:
-        raise ValueError(
-            f"the mpnet configuration has relative_attention_num_buckets={config.relative_attention_num_buckets}, but "
-            f"the stock model always computes with {MPNET_BUCKETS}; only such a checkpoint can be converted."
-        )
+    for name, wanted in (("relative_attention_num_buckets", MPNET_BUCKETS), ("pad_token_id", MPNET_OFFSET - 1)):
+        if getattr(config, name) != wanted:
+            raise ValueError(
+                f"the mpnet configuration has {name}={getattr(config, name)}, but the stock model always computes "
+                f"with {wanted}; only such a checkpoint can be converted."
+            )
     return bert_to_dsx(config) | {
         "type_vocab_size": 0,
         "position_embedding_type": "learned_relative_bias",

@@ -5,6 +5,7 @@
 - `differences()`: of hidden states, last hidden state, pooler output and logits, on real tokens alone
 """
 
+import copy
 from itertools import product
 
 import torch
@@ -74,7 +75,8 @@ def stock_model(head, config, attention="eager", seed=0):
     """A stock model of the head's class in eval mode, weights of a size that matters."""
     family = find_family(config.model_type)
     torch.manual_seed(seed)
-    config = type(config)(**config.to_diff_dict() | ({"num_labels": 2} if "Question" in head.stock_class_name else {}))
+    config = copy.deepcopy(config)
+    config.num_labels = 2 if "Question" in head.stock_class_name else config.num_labels
     model = family.stock_class(head)._from_config(config, attn_implementation=attention)
     scramble(model, seed)
     with torch.no_grad():  # logits of tied decoders of about 1, so that 1e-5 is far above rounding

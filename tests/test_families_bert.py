@@ -126,9 +126,10 @@ def test_a_configuration_that_is_no_plain_encoder_is_refused(field, value):
         find_family("bert").to_dsx(config)
 
 
-def test_other_bucket_counts_than_mpnet_computes_with_are_refused():
-    with pytest.raises(ValueError, match="relative_attention_num_buckets=16"):
-        find_family("mpnet").to_dsx(stock_config("mpnet", "small", relative_attention_num_buckets=16))
+@pytest.mark.parametrize(("field", "value"), [("relative_attention_num_buckets", 16), ("pad_token_id", 0)])
+def test_values_that_the_code_of_mpnet_does_not_look_at_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field}={value}, but the stock model always computes"):
+        find_family("mpnet").to_dsx(stock_config("mpnet", "small", **{field: value}))
 
 
 def test_a_summary_that_is_no_projection_of_the_first_token_is_refused_for_multiple_choice_alone():
