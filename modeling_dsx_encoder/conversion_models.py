@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from . import modeling_dsx_encoder as dsx_classes
 from .configuration_dsx_encoder import DsxEncoderConfig
-from .families import HEAD_NAMES, Family, find_family
+from .families import HEAD_NAMES, Family, find_family, with_head
 from .key_map import Moved
 
 # What a configuration says beside the architecture, the same on both sides.
@@ -101,7 +101,7 @@ def to_stock_model(model: PreTrainedModel, family: Family) -> tuple[PreTrainedMo
             "keep the DSX folder."
         )
     head = family.heads[name]
-    stock_config = family.config_class(**family.from_dsx(model.config), **task_fields(model.config))
+    stock_config = family.config_class(**family.from_dsx(with_head(model.config, name)), **task_fields(model.config))
     options = {}
     if not name and not model.config.add_pooling_layer and "pooler.dense" in head.keys:
         options["add_pooling_layer"] = False

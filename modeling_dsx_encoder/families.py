@@ -5,6 +5,7 @@
 - `Family.differences`: what stands in the way of a DSX configuration as a stock one
 """
 
+import copy
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -139,11 +140,28 @@ class Family:
 
         Only what the outputs of the head depend on counts; {} means that the family can express the model.
         """
-        stock = self.config_class(**self.from_dsx(config))
+        stock = self.config_class(**self.from_dsx(with_head(config, name)))
         stock.architectures = [self.heads[name].stock_class_name]
         back = DsxEncoderConfig(**self.to_dsx(stock))
-        pairs = {key: (getattr(config, key), getattr(back, key)) for key in decisive_fields(config, name)}
+        fields = decisive_fields(config, name)
+        pairs = {key: (getattr(config, key), getattr(back, key)) for key in fields}
+        if "rope_parameters" in fields and back.position_embedding_type == "rope":
+            kinds = sorted(set(config.layer_types))
+            pairs["rope_parameters"] = (rope_by_kind(config, kinds), rope_by_kind(back, kinds))
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def with_head(config: DsxEncoderConfig, name: str) -> DsxEncoderConfig:
+    """A copy whose `architectures` name the head, as some families have one field for the heads of all kinds."""
+    config = copy.deepcopy(config)
+    config.architectures = [f"DsxEncoderFor{name}" if name else "DsxEncoderModel"]
+    return config
+
+
+def rope_by_kind(config: DsxEncoderConfig, kinds: list[str]) -> dict[str, dict | None]:
+    """RoPE parameters of layer types, however they are written down."""
+    nested = config.nested_rope_parameter_keys(config.rope_parameters)
+    return {kind: config.rope_parameters.get(kind) if nested else config.rope_parameters for kind in kinds}
 
 
 @cache
@@ -151,12 +169,7 @@ def families() -> dict[str, Family]:
     """All families by name."""
     found = {}
     for name in FAMILY_MODULES:
-        try:
-            module = importlib.import_module(f".{name}", __package__)
-        except ModuleNotFoundError as error:
-            if error.name != f"{__package__}.{name}":
-                raise
-            continue
+        module = importlib.import_module(f".{name}", __package__)
         found |= {family.name: family for family in module.FAMILIES}
     return found
 

@@ -346,3 +346,28 @@ def test_fields_of_other_heads_and_rates_do_not_stand_in_the_way():
     config = DsxEncoderConfig(**fields)
     assert family.differences(config, "TokenClassification") == {}
     assert set(family.differences(config, "SequenceClassification")) == {"classifier_pooling"}
+
+
+def test_rotations_count_as_they_are_used_however_they_are_written_down():
+    flat = {"rope_type": "default", "rope_theta": 5_000.0}
+    for family, rope in (
+        ("modernbert", flat),
+        ("modernbert", {"full_attention": flat}),
+        ("eurobert", {"full_attention": flat, "sliding_attention": flat | {"rope_theta": 100.0}}),
+    ):
+        found = find_family(family)
+        name = next(name for name, config in CONFIGS.items() if config().model_type == family)
+        fields = found.to_dsx(CONFIGS[name]()) | {"layer_types": None, "sliding_window": None}
+        assert found.differences(DsxEncoderConfig(**fields | {"rope_parameters": rope}), "") == {}
+        mixed = fields | {"layer_types": MIXED, "sliding_window": 4, "num_hidden_layers": len(MIXED)}
+        if family == "modernbert" and rope is flat:
+            assert found.differences(DsxEncoderConfig(**mixed | {"rope_parameters": rope}), "") == {}
+
+
+def test_one_activation_for_all_heads_is_that_of_the_head_at_hand():
+    family = find_family("modernbert")
+    fields = family.to_dsx(modern(vocab_size=96)) | {"prediction_activation": "relu", "classifier_activation": "silu"}
+    config = DsxEncoderConfig(**fields)
+    for head in ("MaskedLM", "SequenceClassification"):
+        assert family.differences(config, head) == {}
+    assert config.architectures is None
