@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
 
-from .modeling_dsx_encoder import IGNORE_INDEX, answer_labels
+from .losses_dsx_encoder import IGNORE_INDEX, answer_labels
 
 
 class RepeatedRows(dict):

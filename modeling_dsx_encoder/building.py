@@ -78,9 +78,32 @@ def load_model(
         setattr(config, name, value)
     fit_tokenizer(tokenizer, config)
     # A head for other labels than the checkpoint's is made anew; transformers says so in its report.
-    return auto_class.from_pretrained(
+    model = auto_class.from_pretrained(
         arguments.checkpoint, config=config, ignore_mismatched_sizes=True, **hub, **options
     )
+    freeze(model, arguments.num_frozen_layers)
+    return model
+
+
+def freeze(model: PreTrainedModel, num_layers: int) -> None:
+    """Keeps embeddings and the first `num_layers` layers as they are; they then cost a forward and no backward.
+
+    Raises:
+        ValueError: More layers than there are, a negative number, or a model whose layers are not found.
+    """
+    if not num_layers:
+        return
+    trunk = model.base_model
+    layers = getattr(trunk, "layers", None)
+    if layers is None:
+        raise ValueError(
+            f"num_frozen_layers={num_layers} is for DSX encoders, and {type(trunk).__name__} keeps its layers "
+            "elsewhere: convert the checkpoint with scripts/convert_checkpoint.py, or leave num_frozen_layers out"
+        )
+    if not 0 < num_layers <= len(layers):
+        raise ValueError(f"num_frozen_layers={num_layers} must lie between 0 and the number of layers, {len(layers)}")
+    for module in (trunk.embeddings, trunk.positions, *layers[:num_layers]):
+        module.requires_grad_(False)
 
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:

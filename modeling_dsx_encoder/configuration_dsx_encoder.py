@@ -32,7 +32,7 @@ AUTO_MAP = {
 POSITIVE_FIELDS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "intermediate_size", "max_position_embeddings", "relative_attention_num_buckets",
-    "relative_attention_max_distance",
+    "relative_attention_max_distance", "embedding_size", "prediction_head_size",
 )  # fmt: skip
 NOT_NEGATIVE_FIELDS = ("position_offset", "type_vocab_size", "num_global_tokens", "initializer_range")
 DROPOUT_FIELDS = ("embedding_dropout", "attention_dropout", "hidden_dropout", "mlp_dropout", "classifier_dropout")
@@ -45,6 +45,8 @@ class DsxEncoderConfig(PreTrainedConfig):
     Args:
         vocab_size: Number of rows of the word embedding.
         hidden_size: Width E of the residual stream (`d_model`).
+        embedding_size: Width of the embedding tables and of `embedding_norm`. `None`: E. Another one is mapped to E by
+            a linear projection (ELECTRA, https://arxiv.org/abs/2003.10555).
         num_hidden_layers: Number of layers (`num_layers`).
         num_attention_heads: Number of query heads H (`num_heads`); must divide `hidden_size`. 1 is legal.
         num_key_value_heads: Number of key and value heads; must divide H. `None`: H. Fewer is grouped-query
@@ -60,9 +62,12 @@ class DsxEncoderConfig(PreTrainedConfig):
         norm_eps: Added to the variance before the square root.
         norm_bias: Learned shift of the layer norms; RMSNorm has none.
         embedding_norm: Norm after the sum of the embeddings, as BERT and ModernBERT have.
+        first_attention_norm: False: no norm before the attention of layer 0, since the embedding norm is one already
+            (ModernBERT, https://arxiv.org/abs/2412.13663). Pre-LN only.
         position_embedding_type: How tokens know their place. "sinusoidal" and "learned" add a table row to the
             embedding, "rope" (https://arxiv.org/abs/2104.09864) rotates queries and keys, "relative_bias"
-            (T5, https://arxiv.org/abs/1910.10683) and "alibi" (https://arxiv.org/abs/2108.12409) shift the scores.
+            (T5, https://arxiv.org/abs/1910.10683) and "alibi" (https://arxiv.org/abs/2108.12409) shift the scores;
+            "learned_relative_bias" does both (MPNet, https://arxiv.org/abs/2004.09297).
         max_position_embeddings: Rows of the sinusoidal or learned table (`max_len`), in tokens; for the other schemes
             the length the model is trained for, which they may pass.
         position_offset: Table row of the first token; RoBERTa starts at `pad_token_id + 1`.
@@ -81,7 +86,19 @@ class DsxEncoderConfig(PreTrainedConfig):
         hidden_dropout: Rate on the output of each sub-layer, before the residual sum.
         mlp_dropout: Rate inside the feed-forward, after the activation.
         classifier_dropout: Rate before the classifier of the heads. `None`: `hidden_dropout`.
-        classifier_pooling: How a sequence becomes one vector: first real token, mean or max over real tokens.
+        add_pooling_layer: The base model pools too, and returns `pooler_output` (BERT).
+        classifier_pooling: How a sequence becomes one vector: first real token ("cls"), "mean" or "max" over real
+            tokens; "late": the mean of the transformed tokens (EuroBERT, https://arxiv.org/abs/2503.05500).
+        classifier_activation: After the linear map of the pooled vector, in front of the classifier. `None`: no map,
+            the classifier reads the pooled vector itself.
+        classifier_bias: Bias of that map, and of the one in the masked-LM head.
+        classifier_norm: A norm after that activation.
+        transform_tokens: Token classification and question answering send each token through such a map too.
+        prediction_head: What masked LM does in front of its decoder: "dense" (map, activation, norm, as in BERT),
+            "mlp" (two maps without biases, an activation after each, as in UltraBERT) or "none" (EuroBERT).
+        prediction_activation: Activation of the masked-LM head. `None`: `hidden_act`.
+        prediction_head_size: Width between the two maps of "mlp". `None`: E.
+        decoder_bias: A bias for each piece of the vocabulary in the masked-LM head.
         initializer: "normal", "xavier_uniform" (linear maps) or "scaled_normal", which divides the standard deviation
             of the two maps that write into the residual stream by sqrt(2 * num_hidden_layers).
         initializer_range: Standard deviation of the normal initialisers.
@@ -121,6 +138,7 @@ class DsxEncoderConfig(PreTrainedConfig):
 
     vocab_size: int = 30522
     hidden_size: int = 512
+    embedding_size: int | None = None
     num_hidden_layers: int = 6
     num_attention_heads: int = 8
     num_key_value_heads: int | None = None
@@ -134,7 +152,10 @@ class DsxEncoderConfig(PreTrainedConfig):
     norm_eps: float = 1e-5
     norm_bias: bool = True
     embedding_norm: bool = False
-    position_embedding_type: Literal["sinusoidal", "learned", "rope", "relative_bias", "alibi", "none"] = "sinusoidal"
+    first_attention_norm: bool = True
+    position_embedding_type: Literal[
+        "sinusoidal", "learned", "rope", "relative_bias", "learned_relative_bias", "alibi", "none"
+    ] = "sinusoidal"
     max_position_embeddings: int = 512
     position_offset: int = 0
     rope_parameters: dict | None = None
@@ -150,7 +171,16 @@ class DsxEncoderConfig(PreTrainedConfig):
     hidden_dropout: float | int = 0.1
     mlp_dropout: float | int = 0.0
     classifier_dropout: float | int | None = None
-    classifier_pooling: Literal["cls", "mean", "max"] = "cls"
+    add_pooling_layer: bool = False
+    classifier_pooling: Literal["cls", "mean", "max", "late"] = "cls"
+    classifier_activation: str | None = "tanh"
+    classifier_bias: bool = True
+    classifier_norm: bool = False
+    transform_tokens: bool = False
+    prediction_head: Literal["dense", "mlp", "none"] = "dense"
+    prediction_activation: str | None = None
+    prediction_head_size: int | None = None
+    decoder_bias: bool = True
     initializer: Literal["normal", "xavier_uniform", "scaled_normal"] = "normal"
     initializer_range: float | int = 0.02
     tie_word_embeddings: bool = True
@@ -170,6 +200,12 @@ class DsxEncoderConfig(PreTrainedConfig):
                 setattr(self, name, kwargs.pop(alias))
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
+        if self.embedding_size is None:
+            self.embedding_size = self.hidden_size
+        if self.prediction_activation is None:
+            self.prediction_activation = self.hidden_act
+        if self.prediction_head_size is None:
+            self.prediction_head_size = self.hidden_size
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
         if self.scale_embeddings is None:
@@ -225,6 +261,7 @@ class DsxEncoderConfig(PreTrainedConfig):
         self._validate_heads()
         self._validate_positions()
         self._validate_layer_types()
+        self._validate_classifier()
 
     def _validate_ranges(self):
         for name in POSITIVE_FIELDS:
@@ -239,8 +276,10 @@ class DsxEncoderConfig(PreTrainedConfig):
                 raise ValueError(f"{name} is a rate and must lie in [0, 1), got {rate}.")
         if self.norm_eps <= 0:
             raise ValueError(f"norm_eps must be positive, got {self.norm_eps}.")
-        if self.hidden_act not in ACT2FN:
-            raise ValueError(f"hidden_act {self.hidden_act!r} is unknown; transformers knows {sorted(ACT2FN)}.")
+        for name in ("hidden_act", "prediction_activation", "classifier_activation"):
+            act = getattr(self, name)
+            if act not in ACT2FN and not (act is None and name == "classifier_activation"):
+                raise ValueError(f"{name} {act!r} is unknown; transformers knows {sorted(ACT2FN)}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
                 f"pad_token_id ({self.pad_token_id}) must be a row of the embedding, 0 to vocab_size - 1 "
@@ -287,7 +326,7 @@ class DsxEncoderConfig(PreTrainedConfig):
                 f"rope_parameters ({self.rope_parameters}) needs position_embedding_type='rope', "
                 f"got {self.position_embedding_type!r}; remove one of the two."
             )
-        if self.position_embedding_type == "relative_bias":
+        if self.position_embedding_type in ("relative_bias", "learned_relative_bias"):
             # T5: half of the buckets for each direction, half of those for exact distances, the rest logarithmic.
             exact = self.relative_attention_num_buckets // 4
             if self.relative_attention_num_buckets % 2 or exact < 1 or self.relative_attention_max_distance <= exact:
@@ -316,6 +355,24 @@ class DsxEncoderConfig(PreTrainedConfig):
             raise ValueError(
                 "layer_types has 'sliding_attention', but sliding_window is None; set sliding_window to the radius in "
                 "tokens that a position sees on each side."
+            )
+
+    def _validate_classifier(self):
+        if self.classifier_activation is None and (self.classifier_norm or self.transform_tokens):
+            raise ValueError(
+                f"classifier_norm ({self.classifier_norm}) and transform_tokens ({self.transform_tokens}) belong to a "
+                "linear map in front of the classifier, and classifier_activation=None takes that map away; name an "
+                "activation, such as 'tanh' or 'linear'."
+            )
+        if self.prediction_head == "none" and self.embedding_size != self.hidden_size:
+            raise ValueError(
+                f"prediction_head 'none' sends hidden states of hidden_size ({self.hidden_size}) to a decoder of "
+                f"embedding_size ({self.embedding_size}); make the two equal, or take prediction_head 'dense'."
+            )
+        if not self.first_attention_norm and self.norm_position != "pre":
+            raise ValueError(
+                f"first_attention_norm=False takes the norm before the first attention away, but norm_position is "
+                f"{self.norm_position!r}, which has none there; set first_attention_norm=True."
             )
 
 

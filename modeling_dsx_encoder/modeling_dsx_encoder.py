@@ -11,7 +11,7 @@ A token's way: `DsxEncoderModel.forward` makes a layout from the inputs (`layout
 layers and final norm run on tensors whose leading axes they do not look at. Only attention asks the layout.
 
 Shapes: B batch, L sequence, E hidden_size, F intermediate_size, H heads, K key-value heads, D = E/H head size,
-V vocab_size, N number of labels.
+W embedding_size (E unless the tables are narrower), V vocab_size, N number of labels.
 """
 
 import math
@@ -23,6 +23,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
+    BaseModelOutputWithPooling,
     MaskedLMOutput,
     MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
@@ -35,42 +36,52 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_dsx_encoder import RectangularLayout, at_least_fp32, eager_attention_forward
+from .attention_dsx_encoder import RectangularLayout, eager_attention_forward
 from .configuration_dsx_encoder import DsxEncoderConfig
 from .layouts_dsx_encoder import choose_layout
+from .losses_dsx_encoder import (
+    IGNORE_INDEX,
+    answer_labels,
+    check_indices,
+    check_label_shape,
+    cross_entropy_loss,
+    sequence_loss,
+    token_labels,
+)
 from .positions_dsx_encoder import POSITION_SCHEMES, PositionScheme, is_traced, rotate
 
-# A label with this value is not an item: it adds nothing to the loss and nothing to the number of items.
-IGNORE_INDEX = -100
 # Without gradients the feed-forward keeps at most so many inner activations, 16 MiB in fp32.
 MAX_INNER_ELEMENTS = 2**22
 # While training, masked LM makes at most so many logits at once, 8 MiB in fp32.
 MAX_LOGITS = 2**21
 
 
-def build_norm(config: DsxEncoderConfig) -> nn.Module:
-    """LayerNorm (biased variance, arXiv:1607.06450) or RMSNorm (arXiv:1910.07467) over the feature axis."""
+def build_norm(config: DsxEncoderConfig, size: int | None = None) -> nn.Module:
+    """LayerNorm (biased variance, arXiv:1607.06450) or RMSNorm (arXiv:1910.07467) over `size` features, or over E."""
+    size = config.hidden_size if size is None else size
     if config.norm_type == "rms_norm":
-        return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+        return nn.RMSNorm(size, eps=config.norm_eps)
+    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
 
 
 class DsxEncoderEmbeddings(nn.Module):
-    """Words, token types and positions become vectors: sum, norm if asked for, dropout."""
+    """Words, token types and positions become vectors: sum, norm if asked for, dropout, and a map to E if narrower."""
 
     def __init__(self, config: DsxEncoderConfig):
         super().__init__()
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        size = config.embedding_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, size)
         self.token_type_embeddings = None
         if config.type_vocab_size:
-            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.norm = build_norm(config) if config.embedding_norm else nn.Identity()
+            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
+        self.norm = build_norm(config, size) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.embedding_dropout)
+        self.projection = nn.Identity() if size == config.hidden_size else nn.Linear(size, config.hidden_size)
         # Section 3.4 of arXiv:1706.03762: without the factor the positions drown the words.
-        self.scale = math.sqrt(config.hidden_size) if config.scale_embeddings else 1.0
+        self.scale = math.sqrt(size) if config.scale_embeddings else 1.0
 
     def forward(self, input_ids, inputs_embeds, token_type_ids, positions, position_ids):
-        embeddings = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds  # (..., E)
+        embeddings = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds  # (..., W)
         if self.scale != 1.0:
             embeddings = embeddings * self.scale
         if self.token_type_embeddings is not None:
@@ -79,7 +90,7 @@ class DsxEncoderEmbeddings(nn.Module):
             else:
                 embeddings = embeddings + self.token_type_embeddings(token_type_ids)
         embeddings = positions.add_to_embeddings(embeddings, position_ids)
-        return self.dropout(self.norm(embeddings))
+        return self.projection(self.dropout(self.norm(embeddings)))  # (..., E)
 
 
 class DsxEncoderAttention(nn.Module):
@@ -159,7 +170,8 @@ class DsxEncoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: DsxEncoderConfig, layer_idx: int):
         super().__init__()
-        self.attention_norm = build_norm(config)
+        bare = layer_idx == 0 and not config.first_attention_norm
+        self.attention_norm = nn.Identity() if bare else build_norm(config)
         self.attention = DsxEncoderAttention(config, layer_idx)
         self.mlp_norm = build_norm(config)
         self.mlp = DsxEncoderMLP(config)
@@ -175,6 +187,34 @@ class DsxEncoderLayer(GradientCheckpointingLayer):
         attended = self.attention(hidden_states, layout, *masks)[0]
         hidden_states = self.attention_norm(hidden_states + self.dropout(attended))
         return self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states)))
+
+
+class DsxEncoderTransform(nn.Module):
+    """What stands in front of a classifier: map, activation and, as in ModernBERT, a norm; or nothing."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__()
+        self.act_fn = None
+        if config.classifier_activation is not None:
+            self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.classifier_bias)
+            self.act_fn = ACT2FN[config.classifier_activation]
+            self.norm = build_norm(config) if config.classifier_norm else nn.Identity()
+
+    def forward(self, hidden_states):
+        return hidden_states if self.act_fn is None else self.norm(self.act_fn(self.dense(hidden_states)))
+
+
+class DsxEncoderPooler(DsxEncoderTransform):
+    """One vector per sequence, pooled by the layout, through the transform: linear and tanh in BERT."""
+
+    def __init__(self, config: DsxEncoderConfig):
+        super().__init__(config)
+        self.pooling = config.classifier_pooling
+
+    def forward(self, hidden_states, layout):
+        if self.pooling == "late":  # a linear classifier of the mean is the mean of EuroBERT's answers for each token
+            return layout.pool(super().forward(hidden_states), "mean")
+        return super().forward(layout.pool(hidden_states, self.pooling))  # (number of sequences, E)
 
 
 class DsxEncoderPreTrainedModel(PreTrainedModel):
@@ -235,14 +275,17 @@ class DsxEncoderPreTrainedModel(PreTrainedModel):
 
 
 class DsxEncoderModel(DsxEncoderPreTrainedModel):
-    """The trunk: embeddings, layers and, for Pre-LN, a final norm."""
+    """The trunk: embeddings, layers and, for Pre-LN, a final norm; on its own also BERT's pooler, if asked for."""
 
-    def __init__(self, config: DsxEncoderConfig):
+    def __init__(self, config: DsxEncoderConfig, add_pooling_layer: bool | None = None):
         super().__init__(config)
         self.embeddings = DsxEncoderEmbeddings(config)
         self.positions = POSITION_SCHEMES[config.position_embedding_type](config)
         self.layers = nn.ModuleList(DsxEncoderLayer(config, index) for index in range(config.num_hidden_layers))
         self.final_norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        if add_pooling_layer is None:  # heads say False: they pool for themselves, under the same name in the file
+            add_pooling_layer = config.add_pooling_layer
+        self.pooler = DsxEncoderPooler(config) if add_pooling_layer else None
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -253,7 +296,7 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
             input_ids: `(B, L)`.
             attention_mask: See `forward`.
             position_ids: See `forward`.
-            inputs_embeds: `(B, L, E)` in place of input_ids.
+            inputs_embeds: `(B, L, W)` in place of input_ids.
             kwargs: `cu_seq_lens_q` of packed rows and `output_attentions` are looked at.
 
         Raises:
@@ -289,7 +332,7 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
         inputs_embeds: torch.FloatTensor | None = None,
         layout: RectangularLayout | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutput:
+    ) -> BaseModelOutput | BaseModelOutputWithPooling:
         """Encode a batch.
 
         Args:
@@ -300,7 +343,7 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
             position_ids: `(B, L)` or `(1, L)` counted from 0; by default they count the real tokens, so that the side
                 of the padding does not matter. Where those of real tokens fall back to 0, a new packed sequence
                 begins.
-            inputs_embeds: `(B, L, E)` in place of input_ids, before scaling, positions and norm.
+            inputs_embeds: `(B, L, W)` in place of input_ids, before scaling, positions and norm.
             layout: What `layout()` gave for the same inputs.
             kwargs: `output_attentions` (real weights under every attention implementation),
                 `output_hidden_states`, `return_dict`, `cu_seq_lens_q` (edges of packed sequences over the rows laid
@@ -308,8 +351,9 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
 
         Returns:
             `last_hidden_state` `(B, L, E)`, where rows of padding are 0, or, when `layout` is given, in the layout's
-            own arrangement, `(T, E)` for a `FlatLayout`; `hidden_states`, num_hidden_layers + 1 of them, and
-            `attentions` `(B, H, L, L)` per layer where asked for.
+            own arrangement, `(T, E)` for a `FlatLayout`; with `add_pooling_layer` `pooler_output` `(B, E)`, of packed
+            rows `(num_sequences, E)`; `hidden_states`, num_hidden_layers + 1 of them, and `attentions` `(B, H, L, L)`
+            per layer where asked for.
 
         Raises:
             ValueError: Inputs that do not fit each other, the vocabulary, or a table of positions.
@@ -330,165 +374,34 @@ class DsxEncoderModel(DsxEncoderPreTrainedModel):
             hidden_states = layer(hidden_states, layout, *masks[layer.attention.layer_type])
         hidden_states = self.final_norm(hidden_states)
         finished = layout.finish(hidden_states) if arranged else layout.restore(hidden_states)
-        return BaseModelOutput(last_hidden_state=finished)
-
-
-def check_indices(name: str, indices: torch.Tensor | None, size_name: str, size: int) -> None:
-    """Refuse numbers past a table's end on the CPU; elsewhere the check would wait for the device.
-
-    Raises:
-        ValueError: Naming the field, the value and the size.
-    """
-    if indices is None or indices.device.type != "cpu" or is_traced() or not indices.numel():
-        return
-    low, high = indices.min().item(), indices.max().item()
-    if low < 0 or high >= size:
-        raise ValueError(
-            f"{name} must lie between 0 and {size_name} - 1 = {size - 1}, got {low if low < 0 else high}: tokenizer "
-            f"or labels and the model's configuration do not belong together, or {size_name} has to be raised."
-        )
-
-
-def mean_over_items(total: torch.Tensor, items: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
-    """`total` over the number of items: of the whole accumulated batch where the caller knows it, else of this one.
-
-    Dividing each micro-batch by its own count and averaging would weigh items of short micro-batches more, and
-    summing such means over accumulation steps gives a loss that grows with their number.
-    """
-    if num_items_in_batch is None:
-        return total / items.sum().clamp(min=1)
-    # A whole batch without an item (nothing was masked) costs 0, not 0 / 0.
-    if isinstance(num_items_in_batch, torch.Tensor):
-        return total / num_items_in_batch.to(total.device).clamp(min=1)
-    return total / max(num_items_in_batch, 1)
-
-
-def check_label_shape(labels: torch.Tensor, shape: torch.Size, name: str = "labels") -> None:
-    """Refuse labels that do not lie over the logits one to one.
-
-    Raises:
-        ValueError: Naming both shapes.
-    """
-    if labels.shape != shape:
-        raise ValueError(
-            f"{name} has shape {tuple(labels.shape)}, but the head takes one label for each of {tuple(shape)}; of "
-            "packed rows, heads with one answer a text take one for each packed sequence."
-        )
-
-
-def token_labels(labels: torch.Tensor, layout: RectangularLayout) -> torch.Tensor:
-    """Labels `(B, L)` of the head's tokens; a label on padding is no item, as padding is not computed."""
-    check_label_shape(labels, layout.batch_shape)
-    labels = labels.to(layout.ranks.device)
-    return layout.fill_padding(labels if labels.is_floating_point() else labels.long(), IGNORE_INDEX)
-
-
-def cross_entropy_loss(logits, labels, num_items_in_batch=None, size_name="num_labels"):
-    """Cross entropy of logits `(..., N)` against class numbers `(...)`, in fp32; a label of -100 is not an item.
-
-    Without any item the loss is 0 and still has a graph, so that every process of a distributed run goes backward.
-    """
-    logits = logits.flatten(0, -2).to(at_least_fp32(logits.dtype))
-    labels = labels.flatten().to(logits.device)
-    if labels.is_floating_point() and not is_traced():
-        fractions = labels[labels != labels.round()]
-        if fractions.numel():
-            raise ValueError(
-                f"labels must be whole class numbers, got {fractions[0].item()}; for numbers as such set "
-                "problem_type='regression'."
-            )
-    labels = labels.long()
-    items = labels != IGNORE_INDEX
-    # A masked copy, not `[items]`: the check must cost nothing where nothing is checked.
-    check_indices("labels", labels.masked_fill(~items, 0), size_name, logits.shape[-1])
-    total = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
-    return mean_over_items(total, items, num_items_in_batch)
-
-
-def answer_labels(starts, ends, length: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Starts and ends of answers, `(B,)` or `(B, 1)`, as labels `(B,)`.
-
-    Both are -100 where one of them lies outside the row of `length` or on padding: an answer is an item or is none.
-
-    Raises:
-        ValueError: Not one place a row.
-    """
-    labels, outside = [], False
-    for places in (starts, ends):
-        places = places.long().view(-1)
-        if tokens is not None:
-            check_label_shape(places, tokens.shape[:1], "start_positions and end_positions")
-            places = places.to(tokens.device)
-        outside = outside | (places < 0) | (places >= length)
-        if tokens is not None:
-            outside = outside | ~tokens.bool().gather(1, places.clamp(0, length - 1)[:, None]).squeeze(1)
-        labels.append(places)
-    return labels[0].masked_fill(outside, IGNORE_INDEX), labels[1].masked_fill(outside, IGNORE_INDEX)
-
-
-def problem_type_of(config: DsxEncoderConfig, logits: torch.Tensor, labels: torch.Tensor) -> str:
-    """The configured problem type, or the one that the shapes say; the configuration is never written to."""
-    if config.problem_type is not None:
-        return config.problem_type
-    if config.num_labels == 1:
-        return "regression"
-    return "multi_label_classification" if labels.shape == logits.shape else "single_label_classification"
-
-
-def sequence_loss(config, logits, labels, num_items_in_batch=None):
-    """Loss of one vector of logits per sequence, `(B, N)`; of packed rows B is the number of sequences.
-
-    Single label: cross entropy against `(B,)` class numbers of any dtype. Multi-label: binary cross entropy against
-    `(B, N)` zeros and ones, -100 for unknown. Regression: squared error against `(B,)` or `(B, N)` numbers.
-    """
-    problem_type = problem_type_of(config, logits, labels)
-    if problem_type == "single_label_classification":
-        if labels.numel() != logits.shape[0]:
-            raise ValueError(
-                f"labels has shape {tuple(labels.shape)}, but there are {logits.shape[0]} sequences: "
-                f"single_label_classification takes one class number a sequence, multi_label_classification takes "
-                f"({logits.shape[0]}, {config.num_labels}) zeros and ones."
-            )
-        return cross_entropy_loss(logits, labels, num_items_in_batch)
-    if labels.numel() != logits.numel():
-        raise ValueError(
-            f"labels has shape {tuple(labels.shape)}, but problem_type {problem_type!r} with num_labels="
-            f"{config.num_labels} takes {tuple(logits.shape)}."
-        )
-    logits = logits.to(at_least_fp32(logits.dtype))
-    targets = labels.to(logits.device, logits.dtype).view_as(logits)
-    if problem_type == "regression":
-        total = (logits - targets).square().sum()
-        return mean_over_items(total, torch.ones_like(targets), num_items_in_batch)
-    items = targets != IGNORE_INDEX
-    targets = targets.masked_fill(~items, 0.0)
-    losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    return mean_over_items(losses.masked_fill(~items, 0.0).sum(), items, num_items_in_batch)
+        if self.pooler is None:
+            return BaseModelOutput(last_hidden_state=finished)
+        pooled = self.pooler(layout.finish(hidden_states), layout)
+        return BaseModelOutputWithPooling(last_hidden_state=finished, pooler_output=pooled)
 
 
 class DsxEncoderPredictionHead(nn.Module):
-    """Hidden states to the space of the word embedding: linear, activation, norm (as in BERT)."""
+    """Hidden states to the space of the word embedding: map, activation, norm (BERT), or two maps (UltraBERT)."""
 
     def __init__(self, config: DsxEncoderConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.act_fn = ACT2FN[config.hidden_act]
-        self.norm = build_norm(config)
+        self.is_mlp = config.prediction_head == "mlp"
+        self.act_fn = ACT2FN[config.prediction_activation]
+        if self.is_mlp:
+            self.dense = nn.Linear(config.hidden_size, config.prediction_head_size, bias=False)
+            self.out_proj = nn.Linear(config.prediction_head_size, config.embedding_size, bias=False)
+        else:
+            self.dense = nn.Linear(config.hidden_size, config.embedding_size, bias=config.classifier_bias)
+            self.norm = build_norm(config, config.embedding_size)
 
     def forward(self, hidden_states):
-        return self.norm(self.act_fn(self.dense(hidden_states)))
+        hidden_states = self.act_fn(self.dense(hidden_states))
+        return self.act_fn(self.out_proj(hidden_states)) if self.is_mlp else self.norm(hidden_states)  # (..., W)
 
 
-class DsxEncoderPooler(nn.Module):
-    """One vector per sequence, pooled by the layout, through linear and tanh (as in BERT)."""
-
-    def __init__(self, config: DsxEncoderConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.pooling = config.classifier_pooling
-
-    def forward(self, hidden_states, layout):
-        return torch.tanh(self.dense(layout.pool(hidden_states, self.pooling)))  # (number of sequences, E)
+def token_transform(config: DsxEncoderConfig) -> nn.Module:
+    """The transform of each token in front of a classifier of tokens, where the configuration asks for it."""
+    return DsxEncoderTransform(config) if config.transform_tokens else nn.Identity()
 
 
 def head_dropout(config: DsxEncoderConfig) -> nn.Dropout:
@@ -503,9 +416,10 @@ class DsxEncoderForMaskedLM(DsxEncoderPreTrainedModel):
 
     def __init__(self, config: DsxEncoderConfig):
         super().__init__(config)
-        self.model = DsxEncoderModel(config)
-        self.prediction_head = DsxEncoderPredictionHead(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.model = DsxEncoderModel(config, add_pooling_layer=False)
+        bare = config.prediction_head == "none"
+        self.prediction_head = nn.Identity() if bare else DsxEncoderPredictionHead(config)
+        self.decoder = nn.Linear(config.embedding_size, config.vocab_size, bias=config.decoder_bias)
         self.post_init()
 
     def get_output_embeddings(self):
@@ -566,7 +480,7 @@ class DsxEncoderForSequenceClassification(DsxEncoderPreTrainedModel):
     def __init__(self, config: DsxEncoderConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = DsxEncoderModel(config)
+        self.model = DsxEncoderModel(config, add_pooling_layer=False)
         self.pooler = DsxEncoderPooler(config)
         self.dropout = head_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
@@ -604,7 +518,8 @@ class DsxEncoderForTokenClassification(DsxEncoderPreTrainedModel):
     def __init__(self, config: DsxEncoderConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = DsxEncoderModel(config)
+        self.model = DsxEncoderModel(config, add_pooling_layer=False)
+        self.transform = token_transform(config)
         self.dropout = head_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -626,7 +541,8 @@ class DsxEncoderForTokenClassification(DsxEncoderPreTrainedModel):
             `loss` over the labelled real tokens and `logits` `(B, L, N)`, 0 on padding.
         """
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.classifier(self.dropout(outputs.last_hidden_state))  # in the layout's arrangement
+        hidden_states = self.transform(outputs.last_hidden_state)
+        logits = self.classifier(self.dropout(hidden_states))  # in the layout's arrangement
         loss = None
         if labels is not None:
             labels = layout.gather(token_labels(labels, layout))
@@ -644,7 +560,8 @@ class DsxEncoderForQuestionAnswering(DsxEncoderPreTrainedModel):
 
     def __init__(self, config: DsxEncoderConfig):
         super().__init__(config)
-        self.model = DsxEncoderModel(config)
+        self.model = DsxEncoderModel(config, add_pooling_layer=False)
+        self.transform = token_transform(config)
         self.dropout = head_dropout(config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
@@ -672,7 +589,7 @@ class DsxEncoderForQuestionAnswering(DsxEncoderPreTrainedModel):
             share of the softmax.
         """
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.qa_outputs(self.dropout(outputs.last_hidden_state))  # (..., 2)
+        logits = self.qa_outputs(self.dropout(self.transform(outputs.last_hidden_state)))  # (..., 2)
         real = torch.ones_like(logits[..., 0], dtype=torch.bool)
         logits = layout.by_sequence(logits, torch.finfo(logits.dtype).min)  # (B, L, 2)
         start_logits, end_logits = logits.unbind(dim=-1)  # (B, L) each
@@ -698,7 +615,7 @@ class DsxEncoderForMultipleChoice(DsxEncoderPreTrainedModel):
 
     def __init__(self, config: DsxEncoderConfig):
         super().__init__(config)
-        self.model = DsxEncoderModel(config)
+        self.model = DsxEncoderModel(config, add_pooling_layer=False)
         self.pooler = DsxEncoderPooler(config)
         self.dropout = head_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, 1)
@@ -757,7 +674,6 @@ class DsxEncoderForMultipleChoice(DsxEncoderPreTrainedModel):
 
 
 __all__ = [
-    "IGNORE_INDEX",
     "DsxEncoderForMaskedLM",
     "DsxEncoderForMultipleChoice",
     "DsxEncoderForQuestionAnswering",
@@ -765,5 +681,4 @@ __all__ = [
     "DsxEncoderForTokenClassification",
     "DsxEncoderModel",
     "DsxEncoderPreTrainedModel",
-    "answer_labels",
 ]

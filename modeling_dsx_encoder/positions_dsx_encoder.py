@@ -1,4 +1,4 @@
-"""Where a token stands: the six position schemes of the DSX encoder, behind one face.
+"""Where a token stands: the seven position schemes of the DSX encoder, behind one face.
 
 `PositionScheme` and its kinds say what a position adds to the embeddings, how it rotates queries and keys, and what
 bias it gives to the scores. Layouts and layers do not know which one they serve.
@@ -130,7 +130,7 @@ class SinusoidalPositions(TablePositions):
 
     def tables(self):
         num_rows = self.config.max_position_embeddings + self.config.position_offset
-        return {"table": sinusoidal_table(num_rows, self.config.hidden_size)}
+        return {"table": sinusoidal_table(num_rows, self.config.embedding_size)}
 
     @property
     def table_weight(self):
@@ -142,7 +142,7 @@ class LearnedPositions(TablePositions):
 
     def __init__(self, config: DsxEncoderConfig):
         super().__init__(config)
-        self.table = nn.Embedding(config.max_position_embeddings + config.position_offset, config.hidden_size)
+        self.table = nn.Embedding(config.max_position_embeddings + config.position_offset, config.embedding_size)
 
     @property
     def table_weight(self):
@@ -223,6 +223,10 @@ class RelativeBiasPositions(PositionScheme):
         return self.relative_attention_bias(buckets).permute(0, 3, 1, 2)  # (B, H, Lq, Lk)
 
 
+class LearnedRelativePositions(LearnedPositions, RelativeBiasPositions):
+    """A trained row per position and T5's bias besides, as in MPNet; https://arxiv.org/abs/2004.09297."""
+
+
 class AlibiPositions(PositionScheme):
     """-slope * |i - j|, the form for encoders of ALiBi, https://arxiv.org/abs/2108.12409."""
 
@@ -239,6 +243,7 @@ POSITION_SCHEMES = {
     "learned": LearnedPositions,
     "rope": RotaryPositions,
     "relative_bias": RelativeBiasPositions,
+    "learned_relative_bias": LearnedRelativePositions,
     "alibi": AlibiPositions,
     "none": PositionScheme,
 }

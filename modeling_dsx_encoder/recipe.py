@@ -72,6 +72,7 @@ class ModelArguments:
     overrides: list[str] = described([], "Configuration fields to change, as in hidden_dropout=0.0 num_layers=2.")
     trust_remote_code: bool = described(False, "Run model code that comes with a checkpoint of the Hub.")
     revision: str | None = described(None, "Branch, tag or commit of a checkpoint of the Hub.")
+    num_frozen_layers: int = described(0, "Embeddings and so many first layers keep the checkpoint's weights.")
     attn_implementation: str | None = described(None, "eager, sdpa, flash_attention_2, ...; a good one if not given.")
 
     def __post_init__(self):
@@ -82,6 +83,12 @@ class ModelArguments:
             raise ValueError(
                 f"checkpoint={self.checkpoint!r} and preset={self.preset!r} are both given, but a run starts from "
                 "one: drop `preset` to go on from the checkpoint, or `--checkpoint null` to train new weights"
+            )
+
+        if self.num_frozen_layers and self.checkpoint is None:
+            raise ValueError(
+                f"num_frozen_layers={self.num_frozen_layers} keeps layers as the checkpoint has them, but there is no "
+                "checkpoint and new weights know nothing: leave num_frozen_layers out"
             )
 
     def parsed_overrides(self) -> dict[str, Any]:

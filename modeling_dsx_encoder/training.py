@@ -26,7 +26,7 @@ from transformers.trainer_pt_utils import get_parameter_names
 
 from .batches import RepeatedRows, first_rows, item_labels, num_rows, one_row_each, packed_lengths
 from .epoch_order import EpochCallback, EpochSampler, row_lengths
-from .modeling_dsx_encoder import IGNORE_INDEX
+from .losses_dsx_encoder import IGNORE_INDEX
 from .non_finite import NonFiniteCallback, NonFiniteError
 from .runs import last_checkpoint, prepare_run, save_finished
 

@@ -115,7 +115,7 @@ def score_bias(config, state, positions):
     bias = torch.zeros(config.num_attention_heads, *distance.shape, dtype=torch.float64)
     if config.position_embedding_type == "alibi":
         return bias - alibi_slopes(config.num_attention_heads)[:, None, None] * distance.abs()
-    if config.position_embedding_type == "relative_bias":
+    if config.position_embedding_type in ("relative_bias", "learned_relative_bias"):
         table = state["positions.relative_attention_bias.weight"]
         sizes = (config.relative_attention_num_buckets, config.relative_attention_max_distance)
         for i, row in enumerate(distance.tolist()):
@@ -164,7 +164,9 @@ def layer(x, config, state, index, positions, visible, additive):
     }
     for norm, sub in subs.items():
         name = f"layers.{index}.{norm}"
-        if config.norm_position == "pre":
+        if name == "layers.0.attention_norm" and not config.first_attention_norm:
+            x = x + sub(x)
+        elif config.norm_position == "pre":
             x = x + sub(normalise(x, config, state, name))
         else:
             x = normalise(x + sub(x), config, state, name)
@@ -181,15 +183,17 @@ def encode_row(ids, config, state, visible, additive=0.0, types=None):
     x = state["embeddings.word_embeddings.weight"][ids[keep]]
     scheme = config.position_embedding_type
     scaled = config.scale_embeddings if config.scale_embeddings is not None else scheme == "sinusoidal"
-    x = x * math.sqrt(config.hidden_size) if scaled else x
+    x = x * math.sqrt(config.embedding_size) if scaled else x
     if config.type_vocab_size:
         kinds = torch.zeros_like(keep) if types is None else types[keep]
         x = x + state["embeddings.token_type_embeddings.weight"][kinds]
     if scheme == "sinusoidal":
-        x = x + sinusoid(len(keep) + config.position_offset, config.hidden_size)[config.position_offset :]
-    if scheme == "learned":
+        x = x + sinusoid(len(keep) + config.position_offset, config.embedding_size)[config.position_offset :]
+    if scheme in ("learned", "learned_relative_bias"):
         x = x + state["positions.table.weight"][positions + config.position_offset]
     x = normalise(x, config, state, "embeddings.norm") if config.embedding_norm else x
+    if config.embedding_size != config.hidden_size:
+        x = linear(x, state, "embeddings.projection")
     for index in range(config.num_hidden_layers):
         x = layer(x, config, state, index, positions, visible, additive)
     x = normalise(x, config, state, "final_norm") if config.norm_position == "pre" else x

@@ -1,9 +1,16 @@
 """Model and tokenizer of a run fit each other, or the run does not begin."""
 
 import pytest
+import torch
 from datasets import Dataset, DatasetDict
 from tiny import tiny_config
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
 
 from modeling_dsx_encoder import DsxEncoderForMaskedLM, DsxEncoderForSequenceClassification
 from modeling_dsx_encoder.building import limit_rows, limit_splits, load_model, load_tokenizer
@@ -50,6 +57,31 @@ def test_checkpoint_brings_its_tokenizer_and_takes_a_new_head(checkpoint):
     again = load_model(arguments, AutoModelForSequenceClassification, tokenizer, num_labels=4)
     assert again.classifier.weight.shape[0] == 4
     assert again.config.problem_type is None
+
+
+def test_frozen_layers_take_no_gradient_and_the_others_do(checkpoint, tiny_tokenizer):
+    arguments = ModelArguments(checkpoint=checkpoint, num_frozen_layers=1)
+    model = load_model(arguments, AutoModelForSequenceClassification, tiny_tokenizer, num_labels=2).train()
+    model(torch.arange(5, 11).view(2, 3), labels=torch.tensor([0, 1])).loss.backward()
+    learns = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    frozen = {name for name, _ in model.named_parameters()} - learns
+    assert {name.split(".")[1] for name in frozen} == {"embeddings", "layers"}
+    assert all(name.startswith(("model.embeddings.", "model.layers.0.")) for name in frozen)
+    assert {"model.layers.1.attention.qkv_proj.weight", "classifier.weight"} <= learns
+
+
+def test_a_number_of_frozen_layers_that_cannot_be_is_refused(checkpoint, tmp_path, tiny_tokenizer):
+    for number in (3, -1):
+        arguments = ModelArguments(checkpoint=checkpoint, num_frozen_layers=number)
+        with pytest.raises(ValueError, match=rf"num_frozen_layers={number} must lie between 0 and .* layers, 2"):
+            load_model(arguments, AutoModelForSequenceClassification, tiny_tokenizer)
+    with pytest.raises(ValueError, match=r"num_frozen_layers=1 keeps layers .* there is no checkpoint"):
+        ModelArguments(preset="dsx-tiny", num_frozen_layers=1)
+    config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    BertModel(config).save_pretrained(tmp_path / "bert")
+    arguments = ModelArguments(checkpoint=str(tmp_path / "bert"), num_frozen_layers=1)
+    with pytest.raises(ValueError, match=r"BertModel keeps its layers elsewhere: convert"):
+        load_model(arguments, AutoModelForSequenceClassification, tiny_tokenizer)
 
 
 def test_what_does_not_fit_is_refused(checkpoint, tmp_path, tiny_tokenizer):

@@ -278,6 +278,7 @@ def test_sizes_are_positive(name, value):
         ("norm_type", "batch_norm"),
         ("position_embedding_type", "rotary"),
         ("classifier_pooling", "last"),
+        ("prediction_head", "linear"),
         ("initializer", "orthogonal"),
     ],
 )
@@ -293,6 +294,23 @@ def test_literals_are_closed(name, value):
 def test_types_are_checked(name, value):
     with pytest.raises(INVALID, match=rf"(?s){name}"):
         tiny_config(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"classifier_activation": "tan"}, "classifier_activation.*tan"),
+        ({"prediction_activation": "gelo"}, "prediction_activation.*gelo"),
+        ({"classifier_activation": None, "classifier_norm": True}, "classifier_norm.*classifier_activation=None"),
+        ({"classifier_activation": None, "transform_tokens": True}, "transform_tokens.*classifier_activation=None"),
+        ({"first_attention_norm": False, "norm_position": "post"}, "first_attention_norm=False.*post"),
+        ({"prediction_head": "none", "embedding_size": 20}, "prediction_head 'none'.*32.*20"),
+        ({"embedding_size": 0}, "embedding_size.*0"),
+    ],
+)
+def test_rules_about_heads_and_first_norms(fields, message):
+    with pytest.raises(INVALID, match=f"(?s){message}"):
+        tiny_config(**fields)
 
 
 def test_odd_head_size_is_fine_without_rope():

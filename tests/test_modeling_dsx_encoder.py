@@ -55,7 +55,7 @@ AUTO = {
     "question": AutoModelForQuestionAnswering,
     "choice": AutoModelForMultipleChoice,
 }
-POOLINGS = ("cls", "mean", "max")
+POOLINGS = ("cls", "mean", "max", "late")
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -120,7 +120,7 @@ def test_shapes_of_all_heads():
         assert logits_of(name, model(**for_head(name, input_ids, mask))).shape == shapes[name]
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 def test_sequence_head_agrees_with_the_reference(pooling):
     for style, side in itertools.product(({}, {"norm_position": "post", "position_embedding_type": "rope"}), SIDES):
         model = build(DsxEncoderForSequenceClassification, tiny_config(classifier_pooling=pooling, **style))
@@ -170,6 +170,90 @@ def test_masked_lm_head_agrees_with_the_reference():
         dense = reference.normalise(dense, model.config, state, "prediction_head.norm")
         expected = dense @ state["model.embeddings.word_embeddings.weight"].T + state["decoder.bias"]
         assert_close(found[mask.bool()], expected[mask.bool()], **CLOSE)
+
+
+@pytest.mark.parametrize("act", [None, "gelu", "relu"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_what_stands_before_a_classifier_agrees_with_the_reference(pooling, act):
+    fields = {"classifier_activation": act, "classifier_pooling": pooling}
+    if act is not None:
+        fields |= {"classifier_bias": False, "classifier_norm": True, "transform_tokens": True}
+    input_ids, mask = token_batch("holes")
+
+    def transform(hidden, name, state, config):
+        if act is None:
+            return hidden
+        dense = reference.ACTIVATIONS[act](hidden @ state[f"{name}.dense.weight"].T)
+        return reference.normalise(dense, config, state, f"{name}.norm")
+
+    for name, layer in (("sequence", "classifier"), ("token", "classifier"), ("question", "qa_outputs")):
+        model = build(HEADS[name], tiny_config(**fields))
+        state, config = double_state(model), model.config
+        assert "pooler.dense.bias" not in state
+        with torch.no_grad():
+            found = logits_of(name, model(input_ids, attention_mask=mask)).double()
+        hidden = reference.encode(model.model, input_ids, mask)
+        if name != "sequence":
+            expected = reference.linear(transform(hidden, "transform", state, config), state, layer)
+            assert_close(found[mask.bool()], expected[mask.bool()], **CLOSE)
+            continue
+        for answer, row, seen in zip(found, hidden, mask.bool(), strict=True):
+            real = row[seen]
+            if pooling == "late":
+                vector = transform(real, "pooler", state, config).mean(dim=0)
+            else:
+                vector = {"cls": real[0], "mean": real.mean(dim=0), "max": real.max(dim=0).values}[pooling]
+                vector = transform(vector, "pooler", state, config)
+            assert_close(answer, reference.linear(vector, state, layer), **CLOSE)
+
+
+def test_other_masked_lm_heads_agree_with_the_reference():
+    input_ids, mask = token_batch()
+    relu, gelu = reference.ACTIVATIONS["relu"], reference.ACTIVATIONS["gelu"]
+    narrow = {"embedding_size": 20, "prediction_activation": "relu", "classifier_bias": False}
+    mlp = {"prediction_head": "mlp", "prediction_head_size": 12, "decoder_bias": False}
+    for fields in (narrow, mlp, {"prediction_head": "none", "tie_word_embeddings": False}):
+        model = build(DsxEncoderForMaskedLM, tiny_config(**fields))
+        state, config = double_state(model), model.config
+        hidden = reference.encode(model.model, input_ids, mask)
+        if fields is narrow:
+            hidden = relu(hidden @ state["prediction_head.dense.weight"].T)
+            hidden = reference.normalise(hidden, config, state, "prediction_head.norm")
+        elif fields is mlp:
+            hidden = gelu(hidden @ state["prediction_head.dense.weight"].T)
+            hidden = gelu(hidden @ state["prediction_head.out_proj.weight"].T)
+        else:
+            assert not any(key.startswith("prediction_head") for key in state)
+        expected = hidden @ state["decoder.weight"].T + state.get("decoder.bias", 0.0)
+        with torch.no_grad():
+            found = model(input_ids, attention_mask=mask).logits.double()
+        assert_close(found[mask.bool()], expected[mask.bool()], **CLOSE)
+        labels = labels_for("masked_lm", input_ids, mask)["labels"]
+        sparse = model.train()(input_ids, attention_mask=mask, labels=labels).loss
+        assert_close(sparse, model.eval()(input_ids, attention_mask=mask, labels=labels).loss, **CLOSE)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_the_base_model_pools_where_asked(side, tmp_path):
+    input_ids, mask = token_batch(side)
+    head = build(DsxEncoderForSequenceClassification, tiny_config(add_pooling_layer=True))
+    head.save_pretrained(tmp_path / "head")
+    trunk, report = DsxEncoderModel.from_pretrained(tmp_path / "head", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert "pooler.dense.weight" not in report["unexpected_keys"]
+    with torch.no_grad():
+        output = trunk.eval()(input_ids, attention_mask=mask)
+        plain = trunk(input_ids, attention_mask=mask, return_dict=False)
+        logits = head(input_ids, attention_mask=mask).logits
+    assert_close(head.classifier(output.pooler_output), logits, **CLOSE)
+    assert_close(plain[1], output.pooler_output, **CLOSE)
+    trunk.save_pretrained(tmp_path / "trunk")
+    again, report = DsxEncoderForSequenceClassification.from_pretrained(tmp_path / "trunk", output_loading_info=True)
+    assert set(report["missing_keys"]) == {"classifier.weight", "classifier.bias"}
+    assert not report["unexpected_keys"]
+    assert torch.equal(again.pooler.dense.weight, head.pooler.dense.weight)
+    packed = trunk(input_ids.flatten()[None], position_ids=torch.arange(9).repeat(3)[None])
+    assert packed.pooler_output.shape == (3, 32)
 
 
 def test_choices_are_scored_one_by_one():

@@ -25,7 +25,7 @@ HEADS = {
     "choice": DsxEncoderForMultipleChoice,
 }
 TRUNK_AND_HEADS = {"trunk": DsxEncoderModel, **HEADS}
-POSITIONS = ("sinusoidal", "learned", "rope", "relative_bias", "alibi", "none")
+POSITIONS = ("sinusoidal", "learned", "rope", "relative_bias", "learned_relative_bias", "alibi", "none")
 WINDOWS = {
     "full": {},
     "sliding": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 2},
