@@ -40,7 +40,12 @@ TOKENIZER_FILES = (
     "merges.txt",
     "*.model",
 )
-EXPORTED_FILES = (*SHIPPED_FILES, *WEIGHT_FILES, *TOKENIZER_FILES, "config.json", "README.md")
+# What makes a folder one of sentence-transformers: its description, and a folder for each module behind the encoder.
+SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
+SENTENCE_FOLDERS = "[0-9]_[A-Z]*"
+EXPORTED_FILES = (
+    *SHIPPED_FILES, *WEIGHT_FILES, *TOKENIZER_FILES, *SENTENCE_FILES, SENTENCE_FOLDERS, "config.json", "README.md"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ def export(
     target: str | Path,
     *,
     tokenizer: str | Path | None = None,
+    with_tokenizer: bool = True,
     facts: CardFacts | None = None,
     template: str | Path = CARD_TEMPLATE,
     overwrite: bool = False,
@@ -77,30 +83,27 @@ def export(
         source: Folder with a config and safetensors weights, as `save_pretrained` and Trainer write it.
         target: Folder to make.
         tokenizer: Folder of the tokenizer, if `source` has none.
+        with_tokenizer: False for a model that reads no text, or whose tokenizer is elsewhere.
         facts: What to say on the model card.
         template: Jinja template of the model card.
         overwrite: Whether to replace an earlier export at `target`.
     """
     source, target = Path(source), Path(target)
     config = _read_config(source)
-    _check_target(source, target, overwrite)
+    check_target(source, target, overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _copy(source, unfinished, WEIGHT_FILES, "weights", "save the model with `save_pretrained` first")
-        _copy_tokenizer(Path(tokenizer or source), unfinished, config.max_position_embeddings)
+        if with_tokenizer:
+            copy_tokenizer(Path(tokenizer or source), unfinished, config.max_position_embeddings)
         _copy(PACKAGE_DIR, unfinished, SHIPPED_FILES, "shipped code", "reinstall the package")
         # A config that was loaded from the Hub points at the code there; this folder brings its own.
         config.auto_map = dict(AUTO_MAP)
         config.save_pretrained(unfinished)
         card = fill_model_card(unfinished, facts or CardFacts(), run=source, name=target.name, template=template)
         (unfinished / "README.md").write_text(f"{card}\n", encoding="utf-8")
-        unfinished.chmod(0o755)  # mkdtemp makes folders that only their owner may read
-        outdated = unfinished.with_name(f"{unfinished.name}.old")
-        if target.exists():
-            target.replace(outdated)
-        unfinished.replace(target)
-        shutil.rmtree(outdated, ignore_errors=True)
+        put_in_place(unfinished, target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return target
@@ -125,7 +128,22 @@ def _read_config(folder: Path) -> DsxEncoderConfig:
     return DsxEncoderConfig.from_pretrained(folder)
 
 
-def _check_target(source: Path, target: Path, overwrite: bool) -> None:
+def put_in_place(finished: Path, target: Path) -> None:
+    """Give a finished folder, on the same disk, the name `target`; what stood there is removed."""
+    finished.chmod(0o755)  # mkdtemp makes folders that only their owner may read
+    outdated = finished.with_name(f"{finished.name}.old")
+    if target.exists():
+        target.replace(outdated)
+    finished.replace(target)
+    shutil.rmtree(outdated, ignore_errors=True)
+
+
+def check_target(source: Path, target: Path, overwrite: bool) -> None:
+    """Refuse a target that is the source, holds it, or holds what no export wrote.
+
+    Raises:
+        ValueError: Naming both folders, or the file in the way.
+    """
     if source.resolve() == target.resolve() or target.resolve() in source.resolve().parents:
         raise ValueError(f"target={str(target)!r} holds source={str(source)!r}: name another folder.")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
@@ -150,7 +168,12 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...], what: str, way_
         shutil.copyfile(path, target / path.name)
 
 
-def _copy_tokenizer(source: Path, target: Path, max_length: int) -> None:
+def copy_tokenizer(source: Path, target: Path, max_length: int) -> None:
+    """Copy a tokenizer's files and cap its longest input at the model's.
+
+    Raises:
+        ValueError: There is none, or it needs code of its own.
+    """
     _copy(source, target, TOKENIZER_FILES, "tokenizer", "name the tokenizer's folder with `tokenizer=`")
     path = target / "tokenizer_config.json"
     values = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -269,6 +292,9 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True, message: str
     hub = HfApi()
     hub.create_repo(repo_id, private=private, exist_ok=True)
     done = hub.upload_folder(
-        folder_path=folder, repo_id=repo_id, commit_message=message, allow_patterns=list(EXPORTED_FILES)
+        folder_path=folder,
+        repo_id=repo_id,
+        commit_message=message,
+        allow_patterns=[*EXPORTED_FILES, f"{SENTENCE_FOLDERS}/*"],
     )
     return str(done.commit_url)

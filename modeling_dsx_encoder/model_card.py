@@ -45,6 +45,8 @@ class CardFacts:
         [], "Hub ids of the data sets; the figures are the last one's. The recipe's if empty."
     )
     base_model: str = described("", "Hub id of the checkpoint that was fine-tuned.")
+    converted_from: str = described("", "What the weights were before they were converted.")
+    license: str = described("apache-2.0", "Licence of the weights; of converted ones that of their source.")
     evaluated_on: str = described("", "Split that the figures were measured on; by the figures' names if empty.")
 
 
@@ -94,6 +96,7 @@ def fill_model_card(folder: Path, facts: CardFacts, *, run: Path, name: str, tem
         task=task,
         config=config,
         num_parameters=_count_parameters(folder),
+        converted_from=facts.converted_from,
         labels=config.id2label if "Classification" in auto_class else {},
         metrics=metrics,
         data_names=data_names,
@@ -121,8 +124,8 @@ def _figures(task: str, data_names: list[str], split: str, metrics: dict[str, fl
 def _metadata(name: str, task: str, facts: CardFacts, figures: list[EvalResult]) -> ModelCardData:
     """Return the block that the Hub reads; the figures become its model index."""
     return ModelCardData(
-        language=facts.languages,
-        license="apache-2.0",
+        language=facts.languages or None,
+        license=facts.license or None,
         library_name="transformers",
         pipeline_tag=task,
         tags=["dsx_encoder", "encoder", "custom_code"],

@@ -1,9 +1,9 @@
-"""From raw Chinese reviews to a classifier that answers, on two CPU cores.
+"""From pretrained weights and Chinese reviews to a classifier that answers, on two CPU cores.
 
     python scripts/demo.py
     python scripts/demo.py --output_dir runs/another_demo
 
-Ends with a table, and the line `demo: accuracy <fine-tuned> tfidf <baseline> scratch <control> n <test size>`.
+Ends with tables, and the line `demo: accuracy <encoder> tfidf <...> tfidf on the same part <...> n <texts>`.
 """
 
 from dataclasses import dataclass
