@@ -70,7 +70,7 @@ class TrimReport:
         shown = Table(
             "", "before", "after", "kept", title="Vocabulary",
             caption=f"{self.usage.num_texts:,} texts of {self.usage.num_tokens:,} tokens use {len(self.usage.ids):,} "
-            f"pieces; unknown tokens: {self.usage.num_unknown:,} ({share:.3%})",
+            f"pieces\nunknown tokens: {self.usage.num_unknown:,} ({share:.3%})",
         )  # fmt: skip
         for name, before, after, scale, digits in (
             ("pieces", self.pieces_before, self.pieces_after, 1, 0),

@@ -1,7 +1,7 @@
 """A fast tokenizer as its tokenizer.json: read, given fewer pieces, loaded again.
 
-The format is what the library promises to keep of a tokenizer's inner life. Ids stand in the vocabulary, in the
-added tokens, in the post-processor and in the padding.
+The format is what the library promises to keep of a tokenizer's inner life. Ids stand in the model's vocabulary, in
+the added tokens, in the post-processor and in the padding.
 """
 
 import json

@@ -190,7 +190,9 @@ def check_same_pieces(
             both = zip(before.encode_batch_fast(variants), after.encode_batch_fast(variants), strict=True)
             for text, (old, new) in zip(variants, both, strict=True):
                 if old.ids != [kept[index] for index in new.ids]:
+                    found = [after.id_to_token(index) for index in new.ids[:20]]
+                    wanted = [before.id_to_token(index) for index in old.ids[:20]]
                     raise ValueError(
-                        f"with the trimmed vocabulary {str(text)[:60]!r} falls into {new.tokens[:20]}, not into "
-                        f"{old.tokens[:20]}: this tokenizer cannot be trimmed; keep its vocabulary whole"
+                        f"with the trimmed vocabulary {str(text)[:60]!r} falls into {found}, not into {wanted}: this "
+                        "tokenizer cannot be trimmed; keep its vocabulary whole"
                     )
