@@ -50,6 +50,8 @@ def decisive_fields(config: DsxEncoderConfig, name: str) -> list[str]:
     Rates of dropout, initialisers and the fields of other heads are not among them.
     """
     fields = [*TRUNK_FIELDS, *CONDITIONAL_FIELDS.get(config.position_embedding_type, ())]
+    if config.position_offset:
+        fields.append("pad_token_id")  # stock models with an offset count positions by it
     if config.norm_type == "rms_norm":
         fields.remove("norm_bias")  # it has none
     if "sliding_attention" in config.layer_types:

@@ -138,7 +138,8 @@ def mpnet_from_dsx(config: DsxEncoderConfig) -> dict:
     fields = bert_from_dsx(config)
     for name in ("type_vocab_size", "classifier_dropout"):  # no fields of theirs
         del fields[name]
-    return fields | {"max_position_embeddings": config.max_position_embeddings + MPNET_OFFSET}
+    fields |= {"max_position_embeddings": config.max_position_embeddings + MPNET_OFFSET}
+    return fields | {"pad_token_id": MPNET_OFFSET - 1}
 
 
 MPNET = Family(

@@ -108,6 +108,13 @@ def test_a_head_field_stands_in_the_way_of_its_own_head_alone():
         to_stock_model(ours, find_family("bert"))
 
 
+def test_padding_by_which_a_stock_model_counts_positions_stands_in_the_way_where_it_differs():
+    stock = stock_model(find_family("mpnet").heads[""], stock_config("mpnet", "small"))
+    ours, _, _ = to_dsx_model(stock, pad_token_id=0)
+    with pytest.raises(ValueError, match="pad_token_id is 0, there 1"):
+        to_stock_model(ours, find_family("mpnet"))
+
+
 def test_a_model_of_one_family_is_refused_by_another_with_the_fields_that_differ():
     stock = stock_model(find_family("bert").heads[""], stock_config("bert", "small"))
     ours, _, _ = to_dsx_model(stock)
