@@ -10,6 +10,7 @@ Shapes: B batch, L sequence, T real tokens of the whole batch, E hidden_size, H 
 size.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
@@ -191,6 +192,7 @@ class RectangularLayout:
     batch_shape: tuple[int, int]  # (B, L)
     rotations: dict = field(default_factory=dict)
     blind: dict = field(default_factory=dict)
+    attends_in: torch.dtype | None = None  # dtype of the attention, decided in `prepare`; None: that of its inputs
 
     @classmethod
     def from_inputs(cls, config, batch_shape, device, attention_mask, position_ids, cu_seq_lens, output_attentions):
@@ -274,7 +276,7 @@ class RectangularLayout:
             positions: The scheme, asked for its rotation and bias.
             like: The embeddings `(B, L, E)`, for dtype and device.
         """
-        dtype = score_dtype(like)
+        dtype = self.choose_dtype(like)
         bias = positions.score_bias(self.position_ids, self.position_ids)
         masks = {}
         for layer_type in sorted(set(self.config.layer_types)):
@@ -284,6 +286,25 @@ class RectangularLayout:
             else:
                 masks[layer_type] = (self._library_mask(layer_type, bias, like),)
         return masks
+
+    def choose_dtype(self, like: torch.Tensor) -> torch.dtype:
+        """Decide, once per batch, in which dtype the layers attend.
+
+        On a CPU torch's kernel goes backward in half precision up to ten times as slowly as in fp32 (torch 2.13, texts
+        of 40 tokens), so that training attends in fp32 there; projections and feed-forward stay in half precision.
+        """
+        self.attends_in = score_dtype(like)
+        half = self.attends_in in (torch.bfloat16, torch.float16)
+        trains_on_cpu = like.device.type == "cpu" and torch.is_grad_enabled() and not is_traced()
+        if half and trains_on_cpu and self.attn_implementation == "sdpa":
+            self.attends_in = torch.float32
+        return self.attends_in
+
+    def precision(self, projected: torch.Tensor) -> AbstractContextManager:
+        """The context to attend in: where scores are to be fp32, autocast must not take them back."""
+        if self.attends_in == torch.float32 and torch.is_autocast_enabled(projected.device.type):
+            return torch.autocast(projected.device.type, enabled=False)
+        return nullcontext()
 
     def _visible(self, layer_type: str) -> torch.Tensor | None:
         """Which query may see which key, `(B|1, 1|H, L|1, L)`; None: all see all. Axes of 1 stay unexpanded."""
@@ -492,6 +513,7 @@ class FlatLayout(RectangularLayout):
 
     def prepare(self, positions, like):
         flat_positions = self.gather(self.position_ids)  # (T,)
+        self.choose_dtype(like)
         masks = {}
         for layer_type in sorted(set(self.config.layer_types)):
             self.rotations[layer_type] = positions.rotation(like, flat_positions, layer_type)
@@ -514,7 +536,7 @@ class FlatLayout(RectangularLayout):
         near = None
         if layer_type == "sliding_attention" and self.config.sliding_window < length - 1:
             near = self._near(ranks[:, :, None], ranks[:, None, :])[:, None]  # (1, 1, l, l)
-        return additive_mask(near, bias, score_dtype(like), like.device)
+        return additive_mask(near, bias, self.attends_in, like.device)
 
     def _block_masks(self, positions, like, length):
         """Added to the scores of blocks of queries, `(blocks, 1|H, block, keys)`, keys = global + block + 2 radius."""
@@ -527,7 +549,7 @@ class FlatLayout(RectangularLayout):
         band = (query[0, :, None] - local[0]).abs() <= radius  # (block, block + 2 radius): the same in every block
         near = band & ((local >= num_global) & (local < length))[:, None, :]
         near = nn.functional.pad(near, (num_global, 0), value=True)
-        blocks = additive_mask(near[:, None], positions.score_bias(query, key), score_dtype(like), like.device)
+        blocks = additive_mask(near[:, None], positions.score_bias(query, key), self.attends_in, like.device)
         # Global queries see everything, in a call of their own: (1, H, G, l) or None.
         ranks = torch.arange(length, device=like.device)[None]
         return blocks, additive_mask(

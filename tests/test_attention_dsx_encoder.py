@@ -20,12 +20,14 @@ from tiny import (
     token_batch,
 )
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from modeling_dsx_encoder import DsxEncoderForSequenceClassification, DsxEncoderForTokenClassification, DsxEncoderModel
 from modeling_dsx_encoder import attention_dsx_encoder as attention
+from modeling_dsx_encoder.modeling_dsx_encoder import DsxEncoderDropout
 
 BACK_ENDS = ("eager", "sdpa")
 STYLES = [
@@ -947,6 +949,67 @@ def dropped(rates=None, **fields):
         still = model(input_ids, attention_mask=mask).last_hidden_state
         moved = model.train()(input_ids, attention_mask=mask).last_hidden_state
     return model, moved, still, input_ids, mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9, 1 / 3])
+def test_dropout_keeps_its_rate_and_its_mean(rate, dtype):
+    layer = DsxEncoderDropout(rate)
+    ones = torch.ones(401, 333, dtype=dtype, requires_grad=True)  # 133,533 elements, no multiple of four
+    found = layer(ones)
+    scale = torch.tensor(1 / (1 - rate), dtype=dtype)
+    assert_close(found.detach().unique(), torch.stack((torch.zeros_like(scale), scale)), rtol=2e-3, atol=0)
+    zeros = (found == 0).float()
+    spread = 5 * math.sqrt(rate * (1 - rate) / ones.numel())  # five standard errors
+    assert abs(zeros.mean() - rate) < spread
+    for axis, number in ((0, 401), (1, 333)):  # no row and no column is favoured
+        assert (zeros.mean(dim=axis) - rate).abs().max() < 6 * math.sqrt(rate * (1 - rate) / number)
+    for lag in (1, 2, 3, 4, 5):  # neighbours that share one draw fall independently
+        flat = zeros.flatten()
+        assert abs(((flat[lag:] - rate) * (flat[:-lag] - rate)).mean() / (rate * (1 - rate))) < 0.02
+    found.sum().backward()
+    assert torch.equal(ones.grad, found.detach())  # the same mask on the way back
+
+
+def test_dropout_follows_the_seed_and_is_off_in_evaluation():
+    layer, x = DsxEncoderDropout(0.3), torch.randn(7, 5)
+    masks = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        masks.append(layer(x) == 0)
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2])
+    assert layer.eval()(x) is x
+    assert DsxEncoderDropout(1.0)(x).abs().max() == 0
+    assert DsxEncoderDropout(0.0)(x) is x or torch.equal(DsxEncoderDropout(0.0)(x), x)
+    assert layer.train()(x[:0]).shape == (0, 5)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("lengths", [(9, 4, 7), (9, 9, 9), (40, 33)])
+def test_half_precision_trains_with_attention_in_fp32_on_a_cpu(lengths, autocast):
+    """Torch's kernel there goes backward in half precision many times as slowly; inference keeps half precision."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if "scaled_dot_product" in str(function) and "backward" not in str(function):
+                seen.append({tensor.dtype for tensor in args if isinstance(tensor, torch.Tensor)})
+            return function(*args, **(kwargs or {}))
+
+    for scheme, window in (("rope", "full"), ("alibi", "sliding"), ("relative_bias", "global")):
+        model = build(DsxEncoderModel, tiny_config(position_embedding_type=scheme, **WINDOWS[window]), "sdpa")
+        model = model if autocast else model.to(torch.bfloat16)
+        input_ids, mask = token_batch(lengths=lengths)
+        for wanted, expected in ((True, torch.float32), (False, torch.bfloat16)):
+            seen.clear()
+            with torch.set_grad_enabled(wanted), torch.autocast("cpu", torch.bfloat16, enabled=autocast), Watch():
+                output = model(input_ids, attention_mask=mask).last_hidden_state
+            assert seen
+            assert all(dtypes == {expected} for dtypes in seen), (scheme, wanted, seen)
+            if wanted:
+                output.float().sum().backward()
+        assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
 
 def test_no_dropout_makes_training_equal_evaluation():
