@@ -5,6 +5,7 @@
 - `SentenceModules`: what makes the folder one of sentence-transformers
 """
 
+import copy
 import json
 import logging
 import shutil
@@ -64,14 +65,21 @@ def read_config(folder: Path) -> PreTrainedConfig:
     """The configuration of a checkpoint, by transformers and this package alone.
 
     Raises:
-        ValueError: There is none, or it needs code of its own.
+        ValueError: There is none, or it is of a model that needs code of its own.
     """
     if not (folder / "config.json").is_file():
         raise ValueError(f"source={str(folder)!r} holds no config.json: give a folder that `save_pretrained` wrote.")
     model_type = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    if model_type != "dsx_encoder":
-        find_family(model_type or "")  # names the families
-    return AutoConfig.from_pretrained(folder)
+    if model_type == "dsx_encoder":
+        return AutoConfig.from_pretrained(folder)
+    family = find_family(model_type or "")  # names the families
+    # Code that the folder brings along stays unread, and what only that code computes is refused by its fields here,
+    # before a class is looked for and weights are read; without a class, as another head may be asked for.
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    headless = copy.deepcopy(config)
+    headless.architectures = None
+    family.to_dsx(headless)
+    return config
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
@@ -128,7 +136,7 @@ def load_model(folder: Path, *, head: str | None = None, allow_pickle: bool = Fa
         allow_pickle: Whether a pickled file may be read.
 
     Raises:
-        ValueError: Weights that are missing, not allowed, or of another shape than the configuration says.
+        ValueError: Weights that are missing, not allowed, or of another shape or layout than the configuration says.
     """
     config = read_config(folder)
     safe = wants_safetensors(folder, allow_pickle)
@@ -142,7 +150,31 @@ def load_model(folder: Path, *, head: str | None = None, allow_pickle: bool = Fa
             f"{key} has shape {tuple(in_file)} in source={str(folder)!r}, but the configuration there makes it "
             f"{tuple(in_class)}: weights and config.json do not belong together."
         )
-    return LoadedModel(model.eval(), sorted(loading["unexpected_keys"]), sorted(loading["missing_keys"]))
+    loaded = LoadedModel(model.eval(), sorted(loading["unexpected_keys"]), sorted(loading["missing_keys"]))
+    refuse_hollow_trunk(loaded, folder)
+    return loaded
+
+
+def refuse_hollow_trunk(loaded: LoadedModel, folder: Path) -> None:
+    """Refuse an encoder of which the file lacks a part; only heads and poolers may be new.
+
+    Raises:
+        ValueError: Naming what is missing, and what the file has that the class does not know.
+    """
+    prefix = "" if loaded.model.base_model is loaded.model else f"{loaded.model.base_model_prefix}."
+    lacking = [key for key in loaded.fresh if key.startswith(prefix) and "pooler" not in key]
+    if lacking:
+        instead = f", and has {shortened(loaded.unknown)}, which it does not know" if loaded.unknown else ""
+        raise ValueError(
+            f"source={str(folder)!r} lacks {shortened(lacking)} of {type(loaded.model).__name__}{instead}: random "
+            "values would stand there. The weights are of another layout than config.json says; give the folder whose "
+            "config.json was saved with them."
+        )
+
+
+def shortened(keys: list[str], most: int = 4) -> str:
+    """The first keys, and how many more there are."""
+    return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")
 
 
 class SentenceModules:

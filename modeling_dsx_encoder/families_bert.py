@@ -75,28 +75,33 @@ def special_ids(config: PreTrainedConfig) -> dict:
     }
 
 
-def refuse_decoders(config: PreTrainedConfig) -> None:
+def refuse_other_models(config: PreTrainedConfig) -> None:
     """Refuse a configuration of another model under the same name.
 
     Raises:
-        ValueError: Attention is causal or crosses to an encoder, or its scores have another position scheme.
+        ValueError: Attention is causal or crosses to an encoder, or positions or feed-forward are of a kind that the
+            classes of transformers do not have: they read past these fields and would compute something else.
     """
-    positions = getattr(config, "position_embedding_type", None) or "absolute"
-    for name, value, wanted in (
-        ("is_decoder", getattr(config, "is_decoder", False), False),
-        ("add_cross_attention", getattr(config, "add_cross_attention", False), False),
-        ("position_embedding_type", positions, "absolute"),
-    ):
-        if value != wanted:
-            raise ValueError(
-                f"the {config.model_type} configuration has {name}={value!r}, but only one with {name}={wanted!r} "
-                "can be converted."
-            )
+    wanted = {
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "position_embedding_type": "absolute",  # others: "relative_key", "relative_key_query", "alibi"
+        "feed_forward_type": "original",  # others: "geglu", "reglu"
+    }
+    found = {name: getattr(config, name, None) or value for name, value in wanted.items()}
+    other = [name for name, value in wanted.items() if found[name] != value]
+    if other:
+        raise ValueError(
+            f"the {config.model_type} configuration has {', '.join(f'{name}={found[name]!r}' for name in other)}, but "
+            f"only one with {', '.join(f'{name}={wanted[name]!r}' for name in other)} can be converted: the "
+            "classes of transformers compute no other encoder under this model_type, so the result could not be "
+            "checked. Take a checkpoint of the family's own layout."
+        )
 
 
 def bert_to_dsx(config: PreTrainedConfig) -> dict:
     """Fields of a DSX encoder that computes what this `BertConfig` says."""
-    refuse_decoders(config)
+    refuse_other_models(config)
     return SHARED_FIELDS | {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,

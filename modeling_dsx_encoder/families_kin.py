@@ -17,6 +17,7 @@ from .families_bert import (
     bert_from_dsx,
     bert_to_dsx,
     pooler_of,
+    refuse_other_models,
     special_ids,
 )
 
@@ -29,6 +30,7 @@ WORDS_AND_POSITIONS = {
 
 def distilbert_to_dsx(config: PreTrainedConfig) -> dict:
     """Fields of a DSX encoder that computes what this `DistilBertConfig` says."""
+    refuse_other_models(config)
     return SHARED_FIELDS | {
         "vocab_size": config.vocab_size,
         "hidden_size": config.dim,

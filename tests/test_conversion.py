@@ -160,6 +160,52 @@ def test_keys_that_the_source_class_does_not_know_are_listed(tmp_path, checkpoin
     assert convert(source, tmp_path / "dsx").unknown == ["bert.adapter.weight"]
 
 
+def gated_layout(state):
+    """A BERT trunk under the names of one with ALiBi and a gated feed-forward, which has no table of positions."""
+    renamed = {f"encoder.layer.{layer}.mlp.gated_layers.weight": torch.ones(80, 32) for layer in range(2)}
+    for key, tensor in state.items():
+        if "position" not in key and "intermediate" not in key:
+            if "attention" not in key:
+                key = key.replace(".output.dense", ".mlp.wo").replace(".output.LayerNorm", ".mlp.layernorm")
+            renamed[key] = tensor
+    return renamed
+
+
+@pytest.mark.parametrize("head", [None, "base", "SequenceClassification"])
+def test_an_encoder_whose_code_is_not_in_transformers_is_refused_by_the_fields_that_say_so(tmp_path, checkpoint, head):
+    _, source = checkpoint("")
+    rewrite(source, gated_layout)
+    config = json.loads((source / "config.json").read_text())
+    config |= {
+        "architectures": ["AlibiBertModel"],
+        "auto_map": {"AutoModel": "somebody/some-code--modeling_bert.AlibiBertModel"},
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "emb_pooler": "mean",
+    }
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="position_embedding_type='alibi', feed_forward_type='geglu', but only one"):
+        convert(source, tmp_path / "dsx", head=head)
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_weights_of_another_layout_than_the_configuration_are_refused_with_keys_of_both(tmp_path, checkpoint, way):
+    _, source = checkpoint("")
+    if way == "there":
+        rewrite(source, gated_layout)
+        match = r"lacks embeddings.position_embeddings.weight.*9 more of BertModel, and has encoder.*mlp.*not know"
+    else:
+        convert(source, tmp_path / "dsx")
+        source.rename(tmp_path / "first")
+        (tmp_path / "dsx").rename(source)
+        rewrite(source, lambda state: {key: tensor for key, tensor in state.items() if "layers.1.mlp." not in key})
+        match = r"lacks layers.1.mlp.down_proj.bias, .* of DsxEncoderModel: random values would stand there"
+    with pytest.raises(ValueError, match=match):
+        convert(source, tmp_path / "target", to_family=None if way == "there" else "bert")
+    assert not (tmp_path / "target").exists()
+
+
 def test_a_shape_that_does_not_fit_is_refused_with_key_and_both_shapes(tmp_path, checkpoint):
     _, source = checkpoint()
     key = "bert.encoder.layer.1.output.dense.weight"

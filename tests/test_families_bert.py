@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from stock import CONFIGURATIONS, differences, stock_config, stock_model
+from stock import CONFIGURATIONS, differences, padded_batch, stock_config, stock_model
 
 from modeling_dsx_encoder import DsxEncoderConfig, DsxEncoderModel
 from modeling_dsx_encoder.conversion_models import to_dsx_model, to_stock_model
@@ -124,13 +124,39 @@ def test_a_model_of_one_family_is_refused_by_another_with_the_fields_that_differ
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("is_decoder", True), ("add_cross_attention", True), ("position_embedding_type", "relative_key")],
+    [
+        ("is_decoder", True),
+        ("add_cross_attention", True),
+        ("position_embedding_type", "relative_key"),
+        ("position_embedding_type", "relative_key_query"),
+        ("position_embedding_type", "alibi"),
+        ("feed_forward_type", "geglu"),
+    ],
 )
-def test_a_configuration_that_is_no_plain_encoder_is_refused(field, value):
-    config = stock_config("bert", "small")
+@pytest.mark.parametrize("family_name", FAMILY_NAMES)
+def test_a_configuration_that_is_no_encoder_of_the_family_is_refused(family_name, field, value):
+    config = stock_config(family_name, "small")
     setattr(config, field, value)
-    with pytest.raises(ValueError, match=f"{field}={value!r}"):
-        find_family("bert").to_dsx(config)
+    with pytest.raises(ValueError, match=f"{family_name} configuration has {field}={value!r}, but only one with"):
+        find_family(family_name).to_dsx(config)
+
+
+@pytest.mark.parametrize("values", [("absolute", "original"), (None, None)])
+def test_fields_that_say_what_the_stock_class_computes_anyway_are_no_obstacle(values):
+    config = stock_config("bert", "small")
+    plain = find_family("bert").to_dsx(config)
+    config.position_embedding_type, config.feed_forward_type = values
+    assert find_family("bert").to_dsx(config) == plain
+
+
+@pytest.mark.parametrize("value", ["relative_key", "relative_key_query", "alibi"])
+def test_the_stock_class_reads_past_other_positions_which_is_why_they_are_refused(value):
+    entry = find_family("bert").heads[""]
+    plain = stock_model(entry, stock_config("bert", "small"))
+    other = stock_model(entry, stock_config("bert", "small", position_embedding_type=value))
+    inputs = padded_batch(plain.config, LENGTHS)
+    assert set(other.state_dict()) == set(plain.state_dict())
+    assert torch.equal(other(**inputs).last_hidden_state, plain(**inputs).last_hidden_state)
 
 
 @pytest.mark.parametrize(("field", "value"), [("relative_attention_num_buckets", 16), ("pad_token_id", 0)])
