@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 import yaml
 
 from modeling_dsx_encoder import DsxEncoderConfig
@@ -166,3 +167,10 @@ def test_unknown_presets_and_keys_are_refused(tmp_path):
     path.write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(ValueError, match=r"model_type 'bert', but a preset of this package has 'dsx_encoder'"):
         load_preset(path)
+
+
+def test_bf16_needs_no_second_word_on_a_cpu(tmp_path):
+    arguments = DsxTrainingArguments(output_dir=str(tmp_path), bf16=True)
+    assert arguments.bf16
+    assert arguments.use_cpu == (not torch.accelerator.is_available())
+    assert not DsxTrainingArguments(output_dir=str(tmp_path)).use_cpu
