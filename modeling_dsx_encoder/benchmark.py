@@ -37,7 +37,8 @@ from .benchmark_models import (
     fastest_onnx,
 )
 from .benchmark_report import COMPETITORS, table, write_csv
-from .benchmark_tools import tool_steps
+from .benchmark_tools import make_texts, save_folders, tool_steps
+from .benchmark_weights import make_folders, real_texts, why_absent
 from .recipe import described
 
 NO_ONNXRUNTIME = "onnxruntime is not installed, BERT in ONNX Runtime is left out: pip install 'dsx-encoder[bench]'"
@@ -149,6 +150,7 @@ class Benchmark:
     console: Console = field(default_factory=Console)
     rows: list[dict] = field(default_factory=list)
     exports: dict[str, dict[str, Path]] = field(default_factory=dict)
+    converted: dict[str, dict[str, Path]] = field(default_factory=dict)
 
     def run(self, cases: list[Case] | None = None) -> Path:
         """Measures the cases, those of the arguments if not given; returns the path of benchmark.csv."""
@@ -171,12 +173,31 @@ class Benchmark:
         return path
 
     def run_case(self, case: Case) -> list[dict]:
-        """One case: build, check, measure, describe."""
+        """One case: its texts and weights, then what is measured of them."""
         arguments = self.arguments
         options = {"dropout": arguments.dropout, "position_embedding_type": arguments.position_embedding_type}
+        absent = why_absent(case.weights) if case.weights else ""
+        if case.tool and arguments.device != "cpu":
+            absent = "it is measured on the CPU alone"
+        if absent:
+            self.console.print(f"{case.name} is left out, {absent}", markup=False)
+            return []
         batches = make_batches(case.texts, arguments.seed, arguments.device)
-        if case.tool:
-            return self.run_tool(case, batches, options)
+        if case.weights:
+            folders = self.convert(case.weights)
+            sentences, batches = real_texts(case.texts, folders["bert"], arguments.seed, arguments.device)
+            options = {"folders": folders}
+        elif case.tool:
+            folders = save_folders(case, **options, target=Path(arguments.output_dir) / "tools" / case.name)
+            sentences = make_texts(batches)
+        if not case.tool:
+            return self.run_models(case, batches, options)
+        found = figures(measure(tool_steps(case, sentences, folders), arguments.rounds), batches)
+        return self.describe(case, found, {}, {}, dict.fromkeys(found, ""))
+
+    def run_models(self, case: Case, batches: list[dict], options: dict) -> list[dict]:
+        """Models called as they are: build, check, measure, describe."""
+        arguments = self.arguments
         models = {name: build_model(name, case, **options) for name in case.competitors if name != "onnxruntime"}
         check_parameters(models)
         notes = dict.fromkeys((*models, "bound"), "")
@@ -206,14 +227,13 @@ class Benchmark:
             rows += self.describe(case, found, peaks, counts, notes)
         return rows
 
-    def run_tool(self, case: Case, batches: list[dict], options: dict) -> list[dict]:
-        """One case of a tool: the call that a user makes, from texts to its result."""
-        if self.arguments.device != "cpu":
-            self.console.print(f"{case.name} is measured on the CPU alone, left out", markup=False)
-            return []
-        steps = tool_steps(case, batches, options, Path(self.arguments.output_dir) / "tools" / case.name)
-        found = figures(measure(steps, self.arguments.rounds), batches)
-        return self.describe(case, found, {}, {}, dict.fromkeys(steps, ""))
+    def convert(self, weights: str) -> dict[str, Path]:
+        """Folders of the stock model and of what it becomes; cases of the same weights share them."""
+        if weights not in self.converted:
+            target = Path(self.arguments.output_dir) / "weights" / Path(weights).name
+            self.converted[weights], largest = make_folders(weights, target)
+            self.console.print(f"{weights} converted: outputs differ by {largest:.1e} at most", markup=False)
+        return self.converted[weights]
 
     def export(self, model) -> dict[str, Path]:
         """Files of the exported BERT; cases of one shape share them, their models have the same weights."""

@@ -3,7 +3,7 @@
 - `Shape`: width, depth and heads; `Texts`: how long the texts are and how they are batched; `Case`: both, with a mode,
   a precision and the kind of layers
 - `all_cases()`: short texts in random order, sorted by length and unpadded; long texts under local attention; the
-  latency of one text; the growth of time with length; the same through tools that users run
+  latency of one text; the growth of time with length; the same through tools that users run; real weights and texts
 - `make_batches()`: the texts of a case, decided by a seed
 """
 
@@ -82,6 +82,7 @@ class Case:
             competitor can; "sliding": windows only.
         competitors: Who takes part.
         tool: Not the model is called but this tool of the users', a key of `benchmark_tools.TOOLS`.
+        weights: Not new weights in this shape but these, stock and converted: a key of `bundled.BUNDLED`, or a folder.
     """
 
     texts_name: str
@@ -92,10 +93,13 @@ class Case:
     layers: Literal["full", "mixed", "sliding"] = "full"
     competitors: tuple[str, ...] = ("dsx", "bert", "modernbert", "onnxruntime")
     tool: str | None = None
+    weights: str | None = None
 
     @property
     def name(self) -> str:
-        """As it stands in tables and after `--cases`: random-inference-256x6-fp32."""
+        """As it stands in tables and after `--cases`: random-inference-256x6-fp32, minilm-random-32."""
+        if self.weights:
+            return self.texts_name
         return f"{self.texts_name}-{self.mode}-{self.shape}-{self.precision}"
 
     def layer_types(self) -> list[str]:
@@ -118,6 +122,8 @@ TEXTS = {
     "long8192": Texts(shortest=8192, longest=8192, batch_size=1, num_batches=1),
     "growth": Texts(shortest=2048, longest=16384, batch_size=1, num_batches=4, doubling=True),
 }
+# Real sentences have the lengths that they have; one at a time and 32 at a time they are the same 128.
+SENTENCES = tuple(Texts(shortest=4, longest=256, batch_size=size, num_batches=128 // size) for size in (1, 32))
 
 
 def all_cases() -> list[Case]:
@@ -137,6 +143,9 @@ def all_cases() -> list[Case]:
     tools = {"sentence-transformers": "inference", "pipeline": "inference", "trainer": "training"}
     for tool, mode in tools.items():
         cases.append(Case(tool, SHORT, mode, SHAPES[0], "fp32", competitors=("dsx", "bert"), tool=tool))
+    for tool, texts in itertools.product((None, "sentence-transformers"), SENTENCES):
+        name, pair = f"minilm-{'encode' if tool else 'random'}-{texts.batch_size}", ("dsx", "bert")
+        cases.append(Case(name, texts, "inference", SHAPES[1], "fp32", "full", pair, tool, "minilm-l6-en"))
     return cases
 
 

@@ -5,7 +5,8 @@
 - `modernbert`: stock `ModernBertModel`, SDPA
 - `onnxruntime`: that same BERT in ONNX Runtime, inference only, in the fastest of several exported forms
 
-Weights are new: speed does not depend on what they say.
+Weights are new: speed does not depend on what they say. In a case of real weights `dsx` is what that BERT became by
+conversion, Post-LN and biases and all, and both have BERT's pooling layer.
 """
 
 import contextlib
@@ -92,10 +93,20 @@ def modernbert_config(case: Case, dropout: float = 0.0) -> ModernBertConfig:
     )
 
 
-def build_model(name: str, case: Case, dropout: float = 0.0, position_embedding_type: str = "learned", seed: int = 0):
-    """A competitor with new weights, in train mode if the case trains."""
+def build_model(
+    name: str,
+    case: Case,
+    dropout: float = 0.0,
+    position_embedding_type: str = "learned",
+    seed: int = 0,
+    folders: dict[str, Path] | None = None,
+):
+    """A competitor with new weights, or those of its folder, in train mode if the case trains."""
     torch.manual_seed(seed)
-    if name == "dsx":
+    if folders is not None:
+        model_class = DsxEncoderModel if name == "dsx" else BertModel
+        model = model_class.from_pretrained(folders[name], attn_implementation="sdpa")
+    elif name == "dsx":
         config = dsx_config(case, dropout, position_embedding_type)
         model = DsxEncoderModel._from_config(config, attn_implementation="sdpa")
     elif name == "modernbert":

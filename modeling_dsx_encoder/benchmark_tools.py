@@ -108,8 +108,6 @@ def trainer_step(folder: Path, texts: list[str], batch_size: int) -> Callable:
 TOOLS = {"sentence-transformers": encode_step, "pipeline": pipeline_step, "trainer": trainer_step}
 
 
-def tool_steps(case: Case, batches: list[dict], options: dict, target: Path) -> dict[str, list[Callable]]:
+def tool_steps(case: Case, texts: list[str], folders: dict[str, Path]) -> dict[str, list[Callable]]:
     """For each encoder the one call that the case measures."""
-    texts = make_texts(batches)
-    folders = save_folders(case, options["dropout"], options["position_embedding_type"], target)
     return {name: [TOOLS[case.tool](folders[name], texts, case.texts.batch_size)] for name in case.competitors}

