@@ -27,8 +27,9 @@ def test_baseline_learns_what_characters_tell():
     splits = DatasetDict({name: Dataset.from_list(reviews(120, seed)) for seed, name in enumerate(("train", "test"))})
     splits["validation"] = splits["test"]
     assert tfidf_accuracy(splits, splits["train"]) > 0.95
-    few = tfidf_accuracy(splits, splits["train"].select(range(4)))
-    assert few < tfidf_accuracy(splits, splits["train"])
+    wrong = [{"好评": "差评", "差评": "好评"}[label] for label in splits["train"]["label"]]
+    part = splits["train"].remove_columns("label").add_column("label", wrong)
+    assert tfidf_accuracy(splits, part) < 0.05  # it learns from the rows that it is given, not from the whole split
 
 
 def test_last_line_says_what_was_measured(tmp_path, capsys):
