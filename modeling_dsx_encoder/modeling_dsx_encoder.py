@@ -273,7 +273,9 @@ class DsxEncoderPreTrainedModel(PreTrainedModel):
                 init.normal_(module.weight, std=config.initializer_range / math.sqrt(2 * config.num_hidden_layers))
         elif module.__class__.__module__.startswith(("torch.nn.modules.activation", "transformers.activations")):
             # Some activations learn or keep values of their own (PReLU, xIELU): those of a new one.
-            fresh = ACT2FN[config.hidden_act].state_dict()
+            names = (config.hidden_act, config.prediction_activation, config.classifier_activation)
+            activations = [ACT2FN[name] for name in names if name is not None]
+            fresh = next(act for act in activations if type(act) is type(module)).state_dict()
             for name, value in module.state_dict(keep_vars=True).items():
                 init.copy_(value, fresh[name])
 

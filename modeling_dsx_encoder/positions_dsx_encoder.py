@@ -174,7 +174,9 @@ class DsxEncoderRotaryEmbedding(PositionScheme):
         """Inverse frequencies `(rotary size / 2,)` in fp32, and the factor on cosines and sines."""
         rope_type = self.parameters_of(layer_type)["rope_type"]
         init = self.compute_default_rope_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
-        inv_freq, scaling = init(self.config, torch.device("cpu"), seq_len=seq_len, layer_type=layer_type)
+        # transformers makes some of them on the default device, and that is "meta" while a checkpoint is loaded.
+        with torch.device("cpu"):
+            inv_freq, scaling = init(self.config, torch.device("cpu"), seq_len=seq_len, layer_type=layer_type)
         return inv_freq.float(), scaling
 
     @staticmethod

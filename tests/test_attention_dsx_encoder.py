@@ -19,8 +19,9 @@ from tiny import (
     tiny_config,
     token_batch,
 )
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -320,6 +321,28 @@ SCALINGS = {
         "original_max_position_embeddings": 16,
     },
 }
+
+
+@pytest.mark.parametrize("by_type", [False, True])
+@pytest.mark.parametrize("kind", [*SCALINGS, "proportional"])
+def test_scaled_rotations_survive_saving(kind, by_type, tmp_path):
+    """Models are loaded on the meta device, where transformers' own tables would hold nothing."""
+    scaled = {**SCALINGS.get(kind, {"rope_type": kind, "factor": 2.0}), "rope_theta": 10000.0}
+    rope = {"full_attention": scaled, "sliding_attention": scaled | {"rope_theta": 100.0}} if by_type else scaled
+    config = tiny_config(position_embedding_type="rope", rope_parameters=rope, max_position_embeddings=16)
+    config.layer_types, config.sliding_window = ["full_attention", "sliding_attention"], 4
+    model = build(DsxEncoderModel, config)
+    model.save_pretrained(tmp_path)
+    input_ids = token_batch(lengths=(40,))[0]
+    for dtype in (torch.float32, torch.bfloat16):
+        loaded = DsxEncoderModel.from_pretrained(tmp_path, dtype=dtype)
+        tables = dict(model.named_buffers())
+        assert tables
+        for name, table in loaded.named_buffers():
+            assert torch.equal(table, tables[name]), name
+    loaded = DsxEncoderModel.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert_close(loaded(input_ids).last_hidden_state, model(input_ids).last_hidden_state, **CLOSE)
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
@@ -991,25 +1014,29 @@ def test_half_precision_trains_with_attention_in_fp32_on_a_cpu(lengths, autocast
     """Torch's kernel there goes backward in half precision many times as slowly; inference keeps half precision."""
     seen = []
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if "scaled_dot_product" in str(function) and "backward" not in str(function):
-                seen.append({tensor.dtype for tensor in args if isinstance(tensor, torch.Tensor)})
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is F.scaled_dot_product_attention:
+                seen.append(({tensor.dtype for tensor in args[:3]}, torch.is_autocast_enabled("cpu")))
             return function(*args, **(kwargs or {}))
 
     for scheme, window in (("rope", "full"), ("alibi", "sliding"), ("relative_bias", "global")):
         model = build(DsxEncoderModel, tiny_config(position_embedding_type=scheme, **WINDOWS[window]), "sdpa")
         model = model if autocast else model.to(torch.bfloat16)
         input_ids, mask = token_batch(lengths=lengths)
-        for wanted, expected in ((True, torch.float32), (False, torch.bfloat16)):
+        outputs = []
+        for wanted in (True, False):
             seen.clear()
             with torch.set_grad_enabled(wanted), torch.autocast("cpu", torch.bfloat16, enabled=autocast), Watch():
-                output = model(input_ids, attention_mask=mask).last_hidden_state
+                outputs.append(model(input_ids, attention_mask=mask).last_hidden_state.float())
             assert seen
-            assert all(dtypes == {expected} for dtypes in seen), (scheme, wanted, seen)
             if wanted:
-                output.float().sum().backward()
+                assert all(call == ({torch.float32}, False) for call in seen), (scheme, seen)
+            else:
+                assert all(torch.bfloat16 in dtypes and on == autocast for dtypes, on in seen), (scheme, seen)
+        outputs[0].sum().backward()
         assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+        assert_close(outputs[0], outputs[1], atol=0.1, rtol=0.1)
 
 
 def test_no_dropout_makes_training_equal_evaluation():

@@ -35,6 +35,7 @@ from transformers import (
     TrainingArguments,
     default_data_collator,
 )
+from transformers.activations import ACT2FN
 
 from modeling_dsx_encoder import (
     DsxEncoderForMaskedLM,
@@ -681,6 +682,22 @@ def test_every_value_survives_saving(name, tmp_path):
                 expected = value if dtype is None else value.to(dtype)
                 assert torch.equal(loaded.state_dict()[key], expected), (scheme, key)
             check_tables(loaded, model)
+
+
+@pytest.mark.parametrize("act", ["prelu", "xielu"])
+@pytest.mark.parametrize("field", ["hidden_act", "prediction_activation", "classifier_activation"])
+def test_activations_with_values_of_their_own_start_as_new_and_survive_saving(field, act, tmp_path):
+    for name, model_class in TRUNK_AND_HEADS.items():
+        torch.manual_seed(0)
+        model = model_class(tiny_config(**{field: act}))
+        fresh = ACT2FN[act].state_dict()
+        for module in model.modules():
+            if type(module) is type(ACT2FN[act]):
+                assert all(torch.equal(value, fresh[key]) for key, value in module.state_dict().items())
+        model = build(model_class, tiny_config(**{field: act}))
+        model.save_pretrained(tmp_path / name)
+        loaded = model_class.from_pretrained(tmp_path / name)
+        assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
 
 
 def check_tables(loaded, model):
