@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from . import hub
 from .building import SPECIAL_IDS
+from .bundled import BUNDLED
 from .conversion_models import dsx_class, to_dsx_model, to_stock_model
 from .conversion_report import TOLERANCE, ConversionReport, compare
 from .conversion_source import LoadedModel, SentenceModules, load_model, load_tokenizer, open_source
@@ -31,6 +32,8 @@ def convert(
     head: str | None = None,
     allow_pickle: bool = False,
     trim_vocabulary: list[str] | None = None,
+    text_column: str = "text",
+    text_pair_column: str | None = None,
     overwrite: bool = False,
     tolerance: float = TOLERANCE,
 ) -> ConversionReport:
@@ -43,6 +46,8 @@ def convert(
         head: "base" or a head's name, where not the class that the weights were saved from is wanted.
         allow_pickle: Whether old .bin files may be read; they can run code.
         trim_vocabulary: Files of texts; pieces that they do not use are taken out of tokenizer and table.
+        text_column: Column of those texts, where the files have columns.
+        text_pair_column: Column of second texts.
         overwrite: Whether to replace an earlier conversion at `target`.
         tolerance: Largest difference of an output, relative to its largest value where that is above 1.
 
@@ -60,7 +65,8 @@ def convert(
         tokenizer = load_tokenizer(modules.encoder_folder)
         trim = None
         if trim_vocabulary:
-            trim, tokenizer = _trim(loaded.model, tokenizer, trim_vocabulary, modules.prompts)
+            columns = {"text_column": text_column, "text_pair_column": text_pair_column}
+            trim, tokenizer = _trim(loaded.model, tokenizer, trim_vocabulary, modules.prompts, columns)
         finished = place / target.name
         facts = _facts(root, str(source), loaded.model.config.model_type)
         report = _convert_loaded(loaded, tokenizer, family, finished, facts)
@@ -102,13 +108,13 @@ def _check_direction(model: PreTrainedModel, family: Family | None, source: str)
         )
 
 
-def _trim(model, tokenizer, files: list[str], prompts: list[str]):
+def _trim(model, tokenizer, files: list[str], prompts: list[str], columns: dict[str, str | None]):
     """The vocabulary that texts use, in the model and in a new tokenizer."""
     from .vocabulary import read_texts, trim_vocabulary
 
     if tokenizer is None:
         raise ValueError("trim_vocabulary needs the tokenizer, and the source has none: add its files.")
-    report = trim_vocabulary(model, tokenizer, read_texts(files), prompts=prompts)
+    report = trim_vocabulary(model, tokenizer, read_texts(files, **columns), prompts=prompts)
     return report, report.tokenizer
 
 
@@ -116,12 +122,15 @@ def _facts(root: Path, source: str, model_type: str) -> CardFacts:
     """What the card says of the weights: where they come from, and the licence and languages that stand there."""
     name = root.name if Path(source).is_dir() else source
     facts = CardFacts(languages=[], license="", converted_from=f"the {model_type} checkpoint {name}")
+    if not Path(source).is_dir() and source not in BUNDLED:
+        facts.base_model = source  # an id on the Hub
     if (root / "README.md").is_file():
         # Cards of others may have fields that no rule of the Hub allows; they are not ours to check.
         data = ModelCard.load(root / "README.md", ignore_metadata_errors=True).data
         facts.license = data.license if isinstance(data.license, str) else ""
         languages = [data.language] if isinstance(data.language, str) else data.language or []
         facts.languages = [str(language) for language in languages]
+        facts.base_model = data.base_model if isinstance(data.base_model, str) else facts.base_model
     return facts
 
 

@@ -29,6 +29,8 @@ class ConvertArguments:
     head: str | None = described(None, "base, MaskedLM, ...: another class than the weights were saved from.")
     allow_pickle: bool = described(False, "Read old .bin files too; they can run code of whoever made them.")
     trim_vocabulary: list[str] = described([], "Files of texts: keep only the pieces that they use.")
+    text_column: str = described("text", "Column of those texts, where the files have columns.")
+    text_pair_column: str | None = described(None, "Column of second texts.")
     overwrite: bool = described(False, "Replace an earlier conversion.")
 
 

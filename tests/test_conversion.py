@@ -384,11 +384,12 @@ def test_modules_with_code_of_their_own_are_refused(tmp_path, checkpoint):
 
 def test_card_says_where_the_weights_come_from_and_their_licence(tmp_path, checkpoint):
     _, source = checkpoint()
-    (source / "README.md").write_text("---\nlicense: mit\nlanguage: fr\n---\n# Source\n")
+    (source / "README.md").write_text("---\nlicense: mit\nlanguage: fr\nbase_model: me/mother\n---\n# Source\n")
     convert(source, tmp_path / "dsx")
     card = (tmp_path / "dsx/README.md").read_text(encoding="utf-8")
     assert "license: mit" in card
     assert "- fr" in card
+    assert "base_model: me/mother" in card
     assert "converted from the bert checkpoint source" in card
     assert "Weights: mit." in card
     (source / "README.md").unlink()
@@ -396,6 +397,16 @@ def test_card_says_where_the_weights_come_from_and_their_licence(tmp_path, check
     card = (tmp_path / "dsx/README.md").read_text(encoding="utf-8")
     assert "license:" not in card
     assert "language:" not in card
+
+
+def test_texts_of_a_vocabulary_may_stand_in_any_column(tmp_path, checkpoint):
+    _, source = checkpoint()
+    (tmp_path / "pairs.csv").write_text("question,answer\n好,坏\n", encoding="utf-8")
+    columns = {"text_column": "question", "text_pair_column": "answer"}
+    report = convert(source, tmp_path / "dsx", trim_vocabulary=[str(tmp_path / "pairs.csv")], **columns)
+    assert report.trim.usage.num_texts == 2
+    with pytest.raises(ValueError, match="text_column"):
+        convert(source, tmp_path / "other", trim_vocabulary=[str(tmp_path / "pairs.csv")])
 
 
 def test_vocabulary_is_trimmed_to_the_texts_on_the_way(tmp_path, checkpoint):
