@@ -1,5 +1,6 @@
 """Both READMEs: their Python runs, and their commands do what they say, on a file like a reader's own."""
 
+import copy
 import csv
 import os
 import random
@@ -98,7 +99,9 @@ def test_commands_fine_tune_on_a_file(workplace):
 def test_a_bert_becomes_ours_is_fine_tuned_and_goes_back(workplace, tiny_tokenizer):
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     BertModel(BertConfig(vocab_size=len(tiny_tokenizer), **shape)).save_pretrained(workplace / "my-bert")
-    tiny_tokenizer.save_pretrained(workplace / "my-bert")
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.model_max_length = 512
+    tokenizer.save_pretrained(workplace / "my-bert")
     ran = run_block("convert_checkpoint.py my-bert", workplace)
     assert [name for name, _ in ran] == ["convert_checkpoint.py", "finetune.py", "convert_checkpoint.py"]
     assert "hidden state 2" in ran[0][1]
