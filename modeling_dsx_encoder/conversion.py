@@ -160,6 +160,8 @@ def _convert_loaded(
             options["add_pooling_layer"] = False
             notes.append("without a pooler: load it with add_pooling_layer=False, or transformers makes a random one")
         stock, ours = type(converted).from_pretrained(folder, dtype=torch.float32, **options), source
+    if family is None and any("pooler" in key for key in (*loaded.unknown, *moved.dropped)):
+        notes.append("the source's pooler is left out, as a masked LM has none: --head base keeps it for fine-tuning")
     return ConversionReport(
         source="",
         target="",

@@ -56,7 +56,7 @@ def left_behind(tmp_path):
 
 
 def run_apart(code, *arguments):
-    """Run code in an interpreter of its own: a forked process would share the locks of progress bars with the tests."""
+    """Run code in an interpreter of its own: a forked process would share the locks of progress bars with us."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
