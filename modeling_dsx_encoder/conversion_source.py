@@ -193,6 +193,18 @@ class SentenceModules:
                     f"source={str(root)!r} has the module {module['type']!r} in modules.json, which needs code of its "
                     "own that cannot be carried along: remove modules.json from a copy to convert the encoder alone."
                 )
+            self._check_place(module)
+
+    def _check_place(self, module: dict) -> None:
+        """Refuse a module that lies outside the folder, or in the encoder's place without being the encoder."""
+        place, root = (self.root / module["path"]).resolve(), self.root.resolve()
+        is_encoder = module["type"].endswith(".Transformer")
+        if not place.is_relative_to(root) or (place == root and not is_encoder):
+            raise ValueError(
+                f"source={str(self.root)!r} has the module {module['type']!r} at path={module['path']!r} in "
+                "modules.json; a module lies in a folder of its own inside the source, only a Transformer in it: "
+                "correct a copy, or remove its modules.json to convert the encoder alone."
+            )
 
     @property
     def encoder_folder(self) -> Path:

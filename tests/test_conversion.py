@@ -352,6 +352,19 @@ def test_an_interruption_leaves_no_target_or_a_whole_one(tmp_path, checkpoint, a
         assert (tmp_path / "dsx/tokenizer.json").is_file()
 
 
+@pytest.mark.parametrize("path", ["../../victim", "..", "/tmp", "", "."])
+def test_modules_outside_the_source_or_in_the_encoders_place_are_refused(tmp_path, checkpoint, path):
+    _, source = checkpoint("")
+    kinds = {"": "sentence_transformers.models.Transformer", path or ".": "sentence_transformers.models.Pooling"}
+    modules = [
+        {"idx": n, "name": str(n), "path": place, "type": kind} for n, (place, kind) in enumerate(kinds.items())
+    ]
+    (source / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=r"Pooling' at path=.*folder of its own inside the source"):
+        convert(source, tmp_path / "dsx")
+    assert left_behind(tmp_path) == []
+
+
 def test_modules_of_sentence_transformers_come_along_and_embed_the_same(tmp_path, checkpoint):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     _, source = checkpoint("")
