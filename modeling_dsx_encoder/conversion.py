@@ -22,6 +22,7 @@ from .conversion_report import TOLERANCE, ConversionReport, compare
 from .conversion_source import LoadedModel, SentenceModules, load_model, load_tokenizer, open_source
 from .families import Family, find_family
 from .model_card import CardFacts
+from .runs import put_in_place
 
 
 def convert(
@@ -75,7 +76,8 @@ def convert(
         if modules.modules:
             report.notes.append("modules of sentence-transformers carried along: open it with SentenceTransformer")
         report.check(tolerance)
-        hub.put_in_place(finished, target)
+        _check_places(Path(source), target, overwrite)  # what came there meanwhile is not ours
+        put_in_place(finished, target)
     return report
 
 

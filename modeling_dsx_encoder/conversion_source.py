@@ -6,13 +6,16 @@
 """
 
 import copy
+import functools
 import json
 import logging
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .building import naming_source
@@ -26,6 +29,7 @@ logger = logging.getLogger(__name__)
 HUB_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "README.md")
 HUB_LEFT_OUT = ("onnx/*", "openvino/*", "tf_model*", "*.onnx")
 PICKLES = ("*.bin", "*.pt", "*.pth")
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 HEADLESS = "base"  # what the command line calls the trunk alone
 
 
@@ -127,6 +131,27 @@ def choose_class(config: PreTrainedConfig, head: str | None) -> type[PreTrainedM
     return family.stock_class(family.find_head(architecture)[1] if architecture else family.heads[""])
 
 
+def file_dtype(folder: Path) -> torch.dtype | str:
+    """The dtype that holds every weight of the safetensors files as it is; config.json may say a narrower one.
+
+    Without such files "auto", by which transformers decides.
+
+    Raises:
+        ValueError: A file that is damaged or cut off.
+    """
+    found = set()
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                found |= {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(
+                f"source={str(folder)!r} has a damaged file, {path.name} ({error}): copy or download it again."
+            ) from error
+    dtypes = [DTYPES[name] for name in found if name in DTYPES]
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else "auto"
+
+
 def load_model(folder: Path, *, head: str | None = None, allow_pickle: bool = False) -> LoadedModel:
     """Load a checkpoint whole, in its own dtype.
 
@@ -140,10 +165,14 @@ def load_model(folder: Path, *, head: str | None = None, allow_pickle: bool = Fa
     """
     config = read_config(folder)
     safe = wants_safetensors(folder, allow_pickle)
-    model_class = choose_class(config, head)
+    model_class, dtype = choose_class(config, head), file_dtype(folder)
     with naming_source("source", str(folder)):
         model, loading = model_class.from_pretrained(
-            folder, dtype="auto", use_safetensors=safe, output_loading_info=True, ignore_mismatched_sizes=True
+            folder,
+            dtype=dtype,
+            use_safetensors=safe,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     for key, in_file, in_class in sorted(loading["mismatched_keys"]):
         raise ValueError(

@@ -48,7 +48,7 @@ OVERRIDES += ("embedding_dropout=0.0", "hidden_dropout=0.0", "attention_dropout=
 
 
 def precision() -> tuple[str, ...]:
-    """bf16 where a CPU multiplies matrices in it (AMX): there it takes half the time, elsewhere more."""
+    """bf16 where a CPU multiplies matrices in it (AMX): there it takes half the time of fp32."""
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     wanted = capabilities.get("amx_bf16", False) and not torch.accelerator.is_available()
     return ("--bf16", "true") if wanted else ()

@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from .configuration_dsx_encoder import AUTO_MAP, DsxEncoderConfig
 from .model_card import CARD_TEMPLATE, HUB_TASKS, CardFacts, auto_class_of, fill_model_card
+from .runs import put_in_place
 
 PACKAGE_DIR = Path(__file__).parent
 SHIPPED_FILES = tuple(sorted(path.name for path in PACKAGE_DIR.glob("*_dsx_encoder.py")))
@@ -103,6 +104,7 @@ def export(
         config.save_pretrained(unfinished)
         card = fill_model_card(unfinished, facts or CardFacts(), run=source, name=target.name, template=template)
         (unfinished / "README.md").write_text(f"{card}\n", encoding="utf-8")
+        check_target(source, target, overwrite)  # what came there meanwhile is not ours
         put_in_place(unfinished, target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -126,16 +128,6 @@ def _read_config(folder: Path) -> DsxEncoderConfig:
             "weights belong to: save the model with `model.save_pretrained`, not the config alone."
         )
     return DsxEncoderConfig.from_pretrained(folder)
-
-
-def put_in_place(finished: Path, target: Path) -> None:
-    """Give a finished folder, on the same disk, the name `target`; what stood there is removed."""
-    finished.chmod(0o755)  # mkdtemp makes folders that only their owner may read
-    outdated = finished.with_name(f"{finished.name}.old")
-    if target.exists():
-        target.replace(outdated)
-    finished.replace(target)
-    shutil.rmtree(outdated, ignore_errors=True)
 
 
 def check_target(source: Path, target: Path, overwrite: bool) -> None:

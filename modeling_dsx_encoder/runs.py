@@ -64,6 +64,21 @@ def prepare_run(args: TrainingArguments) -> Path:
     return output
 
 
+def put_in_place(finished: Path, target: Path) -> None:
+    """Give a finished folder, on the same disk, the name `target`; what stood there goes, or stays if this fails."""
+    finished.chmod(0o755)  # mkdtemp makes folders that only their owner may read
+    outdated = finished.with_name(f"{finished.name}.old")
+    try:
+        if target.exists():
+            target.replace(outdated)
+        finished.replace(target)
+    except BaseException:
+        if outdated.exists() and not target.exists():
+            outdated.replace(target)
+        raise
+    shutil.rmtree(outdated, ignore_errors=True)
+
+
 def write_json(path: str | os.PathLike, values: Mapping) -> None:
     """Writes a JSON file under a temporary name and moves it."""
     path = Path(path)

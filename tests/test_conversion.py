@@ -352,6 +352,43 @@ def test_an_interruption_leaves_no_target_or_a_whole_one(tmp_path, checkpoint, a
         assert (tmp_path / "dsx/tokenizer.json").is_file()
 
 
+@pytest.mark.parametrize("named", ["bfloat16", "float16"])
+def test_weights_keep_the_dtype_of_the_file_whatever_the_configuration_names(tmp_path, checkpoint, named):
+    stock, source = checkpoint()
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"dtype": named}))
+    assert convert(source, tmp_path / "dsx").dtype == "float32"
+    ours = dsx_class("MaskedLM").from_pretrained(tmp_path / "dsx", dtype=torch.float32)
+    assert max(differences(stock, ours, "MaskedLM", LENGTHS).values()) <= 1e-5
+    weights = load_file(source / "model.safetensors")
+    key = next(key for key in weights if "word_embeddings" in key)
+    save_file(weights | {key: weights[key].to(torch.bfloat16)}, source / "model.safetensors", {"format": "pt"})
+    assert convert(source, tmp_path / "mixed").dtype == "float32"
+
+
+def test_a_damaged_file_is_named(tmp_path, checkpoint):
+    _, source = checkpoint()
+    weights = source / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"damaged file, model\.safetensors"):
+        convert(source, tmp_path / "dsx")
+    assert left_behind(tmp_path) == []
+
+
+def test_a_target_that_came_meanwhile_is_not_replaced(tmp_path, checkpoint, monkeypatch):
+    _, source = checkpoint()
+
+    def compare_slowly(*arguments):
+        (tmp_path / "dsx").mkdir()
+        (tmp_path / "dsx/notes.txt").write_text("mine")
+        return compare(*arguments)
+
+    monkeypatch.setattr("modeling_dsx_encoder.conversion.compare", compare_slowly)
+    with pytest.raises(ValueError, match="exists"):
+        convert(source, tmp_path / "dsx")
+    assert (tmp_path / "dsx/notes.txt").read_text() == "mine"
+
+
 @pytest.mark.parametrize("path", ["../../victim", "..", "/tmp", "", "."])
 def test_modules_outside_the_source_or_in_the_encoders_place_are_refused(tmp_path, checkpoint, path):
     _, source = checkpoint("")

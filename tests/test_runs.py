@@ -6,7 +6,7 @@ import pytest
 from learner import arguments, assert_same, learner, weights
 
 from modeling_dsx_encoder import DsxEncoderForSequenceClassification
-from modeling_dsx_encoder.runs import last_checkpoint, prepare_run, save_finished, write_json
+from modeling_dsx_encoder.runs import last_checkpoint, prepare_run, put_in_place, save_finished, write_json
 
 
 def make_checkpoint(folder, step, state=True):
@@ -75,3 +75,23 @@ def test_json_is_written_whole(tmp_path):
     with pytest.raises(TypeError, match="JSON"):
         write_json(tmp_path / "new" / "a.json", {"a": object()})
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.json"]
+
+
+def test_an_earlier_folder_stays_where_the_new_one_cannot_take_its_place(tmp_path):
+    target, finished = tmp_path / "target", tmp_path / "finished"
+    for folder in (target, finished):
+        folder.mkdir()
+        (folder / "name").write_text(folder.name)
+
+    class Stopped(type(finished)):
+        def replace(self, target):
+            if self.name == "finished":
+                raise KeyboardInterrupt
+            return super().replace(target)
+
+    with pytest.raises(KeyboardInterrupt):
+        put_in_place(Stopped(finished), target)
+    assert (target / "name").read_text() == "target"
+    put_in_place(finished, target)
+    assert (target / "name").read_text() == "finished"
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
